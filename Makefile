@@ -1,0 +1,44 @@
+# Every target sets up .venv by itself: only Python 3.10 or newer and make are needed.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench docs clean
+
+help: ## show the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
+
+# Rebuilt when the dependencies change, so that a second run starts at once.
+$(READY): pyproject.toml
+	@echo "==> setting up .venv (PyTorch is large: the first time takes a few minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "didicm needs Python 3.10 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade uv
+	$(BIN)/uv pip install --python $(BIN)/python -e ".[dev]"
+	@touch $@
+
+demo: $(READY) ## watch each solver recover a known posterior, about two minutes
+	$(BIN)/didicm demo
+
+test: $(READY) ## run the tests
+	$(BIN)/pytest -n auto
+
+lint: $(READY) ## check format, rules, types and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## format the code and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## measure speed and memory against the K x K form of the paper
+	$(BIN)/python -m benchmarks
+
+docs: $(READY) ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove everything the targets made
+	rm -rf .venv site build dist

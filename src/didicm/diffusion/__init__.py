@@ -1,0 +1,36 @@
+"""The paper's mathematics on plain tensors: schedules, the process, losses and samplers."""
+
+from didicm.diffusion.loss import marginal_score_entropy, score_entropy
+from didicm.diffusion.process import UniformProcess
+from didicm.diffusion.sampling import (
+    Features,
+    Posterior,
+    ScoreFunction,
+    Step,
+    readout,
+    sample_cl,
+    sample_cp,
+    sample_naive,
+    time_grid,
+)
+from didicm.diffusion.schedule import Exponential, Geometric, LogLinear, Schedule, schedule_from_dict
+
+__all__ = [
+    "Exponential",
+    "Features",
+    "Geometric",
+    "LogLinear",
+    "Posterior",
+    "Schedule",
+    "ScoreFunction",
+    "Step",
+    "UniformProcess",
+    "marginal_score_entropy",
+    "readout",
+    "sample_cl",
+    "sample_cp",
+    "sample_naive",
+    "schedule_from_dict",
+    "score_entropy",
+    "time_grid",
+]

@@ -1,0 +1,72 @@
+"""Training losses: score entropy (Algorithm 1), and its expectation over the noisy label.
+
+Both are written as sums of s (e^d - 1 - d), with d the error of a log-ratio: each term is non-negative and
+zero for a perfect prediction, and nothing cancels, so float32 is enough down to t = 1e-5.
+"""
+
+import torch
+from torch import Tensor
+
+from didicm.diffusion.process import UniformProcess
+
+
+def score_entropy(
+    log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, process: UniformProcess
+) -> Tensor:
+    """Loss (B,) of predicted log-scores (B, K) at the noisy label (B,) (Algorithm 1, line 7).
+
+    Args:
+        log_score: log of the predicted q_t / q_t[label]; 0 at the label.
+        label: noisy label, drawn from the target's noisy distribution at t.
+        target: hard labels (B,) or any target distribution (B, K): smoothed, Mixup, CutMix.
+        t: time of each image (B,), above 0.
+        process: the process that the sampler will reverse.
+    """
+    with _full_precision(log_score):
+        log_score = _at_least_float32(log_score)
+        log_q = process.marginal(_match(target, log_score), t).log()
+        log_s = log_q - log_q.gather(-1, label.unsqueeze(-1))
+        return _weight(t, process) * (log_s.exp() * _excess(log_score - log_s)).sum(-1)
+
+
+def marginal_score_entropy(log_q: Tensor, target: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
+    """Expectation (...) of `score_entropy` over the noisy label, for a network that does not see it.
+
+    With d = log(q_hat / q) the double sum over labels collapses to sum_i excess(-d_i) + K q_i excess(d_i).
+
+    Args:
+        log_q: predicted log noisy posterior (..., K), normalised.
+        target: hard labels (B,) or any target distribution (B, K).
+        t: times (...), above 0; leading dimensions are further draws for the same images.
+        process: the process that gives the noise.
+    """
+    with _full_precision(log_q):
+        log_q = _at_least_float32(log_q)
+        q = process.marginal(_match(target, log_q), t)
+        d = log_q - q.log()
+        return _weight(t, process) * (_excess(-d) + process.num_classes * q * _excess(d)).sum(-1)
+
+
+def _weight(t: Tensor, process: UniformProcess) -> Tensor:
+    return process.schedule.rate(t) / process.num_classes
+
+
+def _excess(d: Tensor) -> Tensor:
+    """e^d - 1 - d; by its Taylor series where the subtraction would cancel."""
+    series = torch.ones_like(d)
+    for k in range(8, 2, -1):
+        series = 1 + d / k * series
+    return torch.where(d.abs() < 0.1, d * d / 2 * series, torch.expm1(d) - d)
+
+
+def _match(target: Tensor, like: Tensor) -> Tensor:
+    """Distributions take the precision of the prediction; hard labels stay integers."""
+    return target.to(like.dtype) if target.is_floating_point() else target
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _full_precision(x: Tensor) -> torch.autocast:
+    return torch.autocast(x.device.type, enabled=False)

@@ -1,0 +1,130 @@
+"""The uniform process over K classes: forward marginals and reverse steps, O(K) per image.
+
+Shapes: a leading batch shape (...), then the K classes last. A time is a scalar tensor shared by the whole
+batch or one time per image (...). Probabilities keep the dtype they come in.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from didicm.diffusion.schedule import LogLinear, Schedule
+
+
+@dataclass(frozen=True)
+class UniformProcess:
+    """Labels redrawn from all classes at the schedule's rate (Eq. 1); shared by loss and samplers."""
+
+    num_classes: int
+    schedule: Schedule = field(default_factory=LogLinear)
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2:
+            raise ValueError(f"a process needs at least 2 classes, got {self.num_classes}")
+        self.schedule.check(self.num_classes)
+
+    # Forward
+
+    def marginal(self, target: Tensor, t: Tensor) -> Tensor:
+        """Noisy distribution q_t (..., K) of hard labels (...) or target distributions (..., K) (Eq. 2)."""
+        probs = self.distribution(target)
+        keep, lost = self._noise(t, probs)
+        return keep * probs + lost / self.num_classes
+
+    def log_marginal(self, log_probs: Tensor, t: Tensor) -> Tensor:
+        """Log of `marginal`, from log-probabilities (..., K): safe where a probability underflows."""
+        keep, lost = self._noise(t, log_probs)
+        return torch.logaddexp(log_probs + keep.log(), (lost / self.num_classes).log())
+
+    def distribution(self, target: Tensor) -> Tensor:
+        """Turn hard labels (...) into distributions (..., K); a distribution is returned as it is."""
+        if target.is_floating_point():
+            return target
+        return F.one_hot(target, self.num_classes).to(torch.get_default_dtype())
+
+    def sample_label(self, target: Tensor, t: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw noisy labels j ~ q_t (...) of hard labels (...) or target distributions (..., K)."""
+        label = target
+        if target.is_floating_point():
+            rows = target.reshape(-1, self.num_classes)
+            label = torch.multinomial(rows, 1, generator=generator).reshape(target.shape[:-1])
+        redraw = torch.rand(label.shape, device=label.device, generator=generator) < self.schedule.lost(t)
+        fresh = torch.randint(self.num_classes, label.shape, device=label.device, generator=generator)
+        return torch.where(redraw, fresh, label)
+
+    # What a score tells
+
+    def noisy_posterior(self, log_score: Tensor, t: Tensor) -> Tensor:
+        """Normalise a score column into q_t (..., K) (Eq. 8).
+
+        No noisy posterior falls below (1 - keep) / K; holding the estimate to that makes any logits safe.
+        """
+        lost = _column(self.schedule.lost(t), like=log_score)
+        q = log_score.softmax(-1).clamp_min(lost / self.num_classes)
+        return q / q.sum(-1, keepdim=True)
+
+    def clean_posterior(self, log_score: Tensor, t: Tensor) -> Tensor:
+        """Undo the noise: the clean posterior (..., K) that one score at time t implies (the readout)."""
+        lost = _column(self.schedule.lost(t), like=log_score)
+        signal = (log_score.softmax(-1) - lost / self.num_classes).clamp_min(0)
+        mass = signal.sum(-1, keepdim=True)  # keep(t), unless the score breaks the bound
+        return torch.where(mass > 0, signal / mass, 1 / self.num_classes)
+
+    # Reverse, over probabilities
+
+    def euler_step(self, p: Tensor, log_score: Tensor, t: Tensor, dt: Tensor) -> Tensor:
+        """Move p (..., K) from t to t - dt by Algorithm 2: (I + Rbar dt) p without the K x K matrix.
+
+        Keeps the sum of p, but overshoots below zero when dt is too long for the rate.
+        """
+        q = self.noisy_posterior(log_score, t)
+        r = p / q
+        speed = _column(self.schedule.rate(t) * dt / self.num_classes, like=p)
+        return p + speed * (q * r.sum(-1, keepdim=True) - r)
+
+    def exact_step(self, p: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """Move p (..., K) from t to s < t by the exact reverse kernel of a clean posterior (..., K).
+
+        Bayes' rule with both kernels known: no discretisation error, never negative.
+        """
+        stay, move = self._bridge(t, s, clean)
+        r = p / self.marginal(clean, t)
+        next_p = self.marginal(clean, s) * (stay * r + move * r.sum(-1, keepdim=True))
+        return next_p / next_p.sum(-1, keepdim=True)
+
+    # Reverse, over labels
+
+    def euler_label_step(self, label: Tensor, log_score: Tensor, t: Tensor, dt: Tensor) -> Tensor:
+        """Distribution (..., K) of the label at t - dt given `label` (...) at t (Algorithm 3).
+
+        A step too long for the rate leaves no chance to stay; the jumps then share the whole mass.
+        """
+        speed = _column(self.schedule.rate(t) * dt / self.num_classes, like=log_score)
+        log_jump = (log_score + speed.log()).scatter(-1, label.unsqueeze(-1), -math.inf)
+        log_leave = log_jump.logsumexp(-1, keepdim=True)
+        jump = torch.exp(log_jump - log_leave.clamp_min(0))
+        return jump.scatter(-1, label.unsqueeze(-1), -torch.expm1(log_leave.clamp_max(0)))
+
+    def exact_label_step(self, label: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """Distribution (..., K) of the label at s < t, given `label` (...) at t and a clean posterior."""
+        stay, move = self._bridge(t, s, clean)
+        label = label.unsqueeze(-1)
+        q = self.marginal(clean, s)
+        joint = (move * q).scatter_add(-1, label, stay * q.gather(-1, label))
+        return joint / joint.sum(-1, keepdim=True)
+
+    def _noise(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        return _column(self.schedule.keep(t), like), _column(self.schedule.lost(t), like)
+
+    def _bridge(self, t: Tensor, s: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward kernel from s to t: chance to keep the label, and to be redrawn as one given class."""
+        between = self.schedule.total(t) - self.schedule.total(s)
+        return _column(torch.exp(-between), like), _column(-torch.expm1(-between) / self.num_classes, like)
+
+
+def _column(x: Tensor, like: Tensor) -> Tensor:
+    """Line up a scalar or one number per image with the classes of `like`, in its precision and place."""
+    return (x.unsqueeze(-1) if x.dim() else x).to(like)

@@ -1,0 +1,53 @@
+"""Random numbers that belong to an image, not to its place in a batch.
+
+Every number is a hash of (seed, image content, how many were drawn before), so an image gets the same ones
+alone, in any batch, in any order, on any device, and different images get independent ones.
+"""
+
+import torch
+from torch import Tensor
+
+# splitmix64 (Steele, Lea, Flood 2014), written as the signed integers that PyTorch has.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ImageRandom:
+    """One stream of random numbers per image of a batch (B, ...)."""
+
+    def __init__(self, image: Tensor, seed: int) -> None:
+        bits = image.detach().contiguous().view(_INTEGERS[image.element_size()]).flatten(1).long()
+        position = torch.arange(1, bits.shape[1] + 1, device=image.device) * _GAMMA
+        content = _mix(bits ^ position).sum(-1)  # integer sums wrap and are exact in any order
+        self._key = _mix(content + _mix(torch.tensor(seed, device=image.device)))
+        self._drawn = 0
+
+    def uniform(self, count: int = 1) -> Tensor:
+        """Draw (B, count) numbers in [0, 1), float32."""
+        counter = torch.arange(self._drawn, self._drawn + count, device=self._key.device) * _GAMMA
+        self._drawn += count
+        return _shift(_mix(self._key.unsqueeze(-1) + counter), 40).float() * 2.0**-24
+
+    def label(self, num_classes: int, count: int = 1) -> Tensor:
+        """Draw (B, count) labels from all classes alike."""
+        return (self.uniform(count).double() * num_classes).long()
+
+
+def pick(probs: Tensor, u: Tensor) -> Tensor:
+    """Draw labels (...) from `probs` (..., K) with uniform numbers (...); never one of probability 0."""
+    cumulative = probs.cumsum(-1)
+    threshold = u.to(probs) * cumulative[..., -1]
+    return torch.searchsorted(cumulative, threshold.unsqueeze(-1), right=True).squeeze(-1)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with zeros, which PyTorch's signed shift does not."""
+    return torch.bitwise_and(x >> bits, 2 ** (64 - bits) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)

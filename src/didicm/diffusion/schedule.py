@@ -1,0 +1,183 @@
+"""Noise schedules: how fast a class label forgets its value.
+
+All schedules speak in one unit: a label keeps its value until time t with probability exp(-total(t)),
+and is otherwise drawn anew from all K classes. The paper's rate matrix 11^T - K I is K times faster per
+unit of noise; `Exponential`, its example, is the one place where that factor appears.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+# Near uniform at t = 1: at most 1 % of the labels are still clean, and the true class outweighs any
+# other by at most 3 to 1. The second condition is the stricter one from 200 classes on.
+MAX_CLEAN = 1e-2
+MAX_SIGNAL = 2.0
+
+
+class Schedule(ABC):
+    """Total noise as an increasing function of time t in [0, 1]."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def total(self, t: Tensor) -> Tensor:
+        """Noise accumulated until t; 0 at t = 0."""
+
+    @abstractmethod
+    def rate(self, t: Tensor) -> Tensor:
+        """Derivative of `total`."""
+
+    @abstractmethod
+    def time(self, total: Tensor) -> Tensor:
+        """Inverse of `total`."""
+
+    @abstractmethod
+    def remedy(self, min_total: float) -> str:
+        """Say which parameter makes total(1) at least `min_total`."""
+
+    def keep(self, t: Tensor) -> Tensor:
+        """Chance that a label has not been drawn anew by t."""
+        return torch.exp(-self.total(t))
+
+    def lost(self, t: Tensor) -> Tensor:
+        """1 - keep(t) without the cancellation: float32 would lose it near t = 0."""
+        return -torch.expm1(-self.total(t))
+
+    def check(self, num_classes: int) -> None:
+        """Raise ValueError unless the process is near uniform at t = 1 for this many classes."""
+        max_keep = min(MAX_CLEAN, MAX_SIGNAL / (MAX_SIGNAL + num_classes))
+        keep = self.keep(torch.ones((), dtype=torch.float64)).item()
+        if keep > max_keep * (1 + 1e-9):
+            stands_out = 1 + keep * num_classes / (1 - keep) if keep < 1 else math.inf
+            raise ValueError(
+                f"{self} is not near uniform at t = 1 for {num_classes} classes: {keep:.2g} of the labels "
+                f"are still clean and the true class stands out {stands_out:.3g} to 1; "
+                f"use {self.remedy(-math.log(max_keep))}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and parameters as plain values, for a config file."""
+        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]  # every subclass is a dataclass
+
+
+@dataclass(frozen=True)
+class LogLinear(Schedule):
+    """keep(t) falls linearly from 1 to `eps`: the released code's schedule, and our default."""
+
+    name: ClassVar[str] = "log-linear"
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.eps < 1:
+            raise ValueError(f"LogLinear: eps must lie between 0 and 1, got {self.eps}")
+
+    def total(self, t: Tensor) -> Tensor:
+        return -torch.log1p(-self.lost(t))
+
+    def rate(self, t: Tensor) -> Tensor:
+        return (1 - self.eps) / self.keep(t)
+
+    def time(self, total: Tensor) -> Tensor:
+        return -torch.expm1(-total) / (1 - self.eps)
+
+    def keep(self, t: Tensor) -> Tensor:
+        return self.eps + (1 - self.eps) * (1 - t)
+
+    def lost(self, t: Tensor) -> Tensor:
+        return (1 - self.eps) * t
+
+    def remedy(self, min_total: float) -> str:
+        return f"eps of at most {_round_down(math.exp(-min_total))}"
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """The paper's example, sigma_t = a b^t log b with a < 0 and 0 < b < 1, for a given number of classes."""
+
+    name: ClassVar[str] = "exponential"
+    a: float
+    b: float
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        if not (self.a < 0 and 0 < self.b < 1):
+            raise ValueError(f"Exponential: needs a < 0 and 0 < b < 1, got a = {self.a}, b = {self.b}")
+        self.check(self.num_classes)
+
+    def total(self, t: Tensor) -> Tensor:
+        return self.num_classes * self.a * torch.expm1(t * math.log(self.b))
+
+    def rate(self, t: Tensor) -> Tensor:
+        return self.num_classes * self.a * math.log(self.b) * self.b**t
+
+    def time(self, total: Tensor) -> Tensor:
+        return torch.log1p(total / (self.num_classes * self.a)) / math.log(self.b)
+
+    def check(self, num_classes: int) -> None:
+        if num_classes != self.num_classes:
+            raise ValueError(f"{self} was made for {self.num_classes} classes, the process has {num_classes}")
+        super().check(num_classes)
+
+    def remedy(self, min_total: float) -> str:
+        return f"a of at most {-_round_up(min_total / (self.num_classes * (1 - self.b)))}"
+
+
+@dataclass(frozen=True)
+class Geometric(Schedule):
+    """The geometric schedule of SEDD, shifted to start at zero; `max` must be about 7 or more."""
+
+    name: ClassVar[str] = "geometric"
+    min: float = 1e-3
+    max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min < self.max:
+            raise ValueError(f"Geometric: needs 0 < min < max, got min = {self.min}, max = {self.max}")
+
+    def total(self, t: Tensor) -> Tensor:
+        return self.min * torch.expm1(t * self._log_ratio)
+
+    def rate(self, t: Tensor) -> Tensor:
+        return self.min * self._log_ratio * torch.exp(t * self._log_ratio)
+
+    def time(self, total: Tensor) -> Tensor:
+        return torch.log1p(total / self.min) / self._log_ratio
+
+    def remedy(self, min_total: float) -> str:
+        return f"max of at least {_round_up(min_total + self.min)}"
+
+    @property
+    def _log_ratio(self) -> float:
+        return math.log(self.max / self.min)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {cls.name: cls for cls in (LogLinear, Exponential, Geometric)}
+
+
+def schedule_from_dict(config: Mapping[str, Any]) -> Schedule:
+    """Rebuild a schedule from `Schedule.to_dict`; unknown names and parameters are errors."""
+    parameters = dict(config)
+    name = parameters.pop("name", None)
+    if name not in SCHEDULES:
+        raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}")
+    try:
+        return SCHEDULES[name](**parameters)
+    except TypeError as error:
+        raise ValueError(f"schedule {name!r} does not take these parameters: {error}") from None
+
+
+def _round_up(x: float) -> float:
+    """Two significant digits, never below x, so that following the advice always works."""
+    unit = 10.0 ** (math.floor(math.log10(x)) - 1)
+    return float(f"{math.ceil(x / unit) * unit:.2g}")
+
+
+def _round_down(x: float) -> float:
+    unit = 10.0 ** (math.floor(math.log10(x)) - 1)
+    return float(f"{math.floor(x / unit) * unit:.2g}")
