@@ -143,8 +143,9 @@ def sample_cl(
 ) -> Posterior:
     """DiDiCM-CL: diffuse `chains` labels per image and average where they end (Algorithm 3).
 
+    Arguments that are not listed are those of `sample_cp`.
+
     Args:
-        model, image, process, grid, solver, query, callback: as in `sample_cp`.
         steps: number of steps of each chain.
         chains: labels per image, N in the paper.
         average: the chains' last transition probabilities, or their one-hot ends as in the paper.
@@ -189,8 +190,9 @@ def sample_naive(
 ) -> Posterior:
     """Diffuse the class probabilities by asking about every label at every step (Eq. 6): the slow reference.
 
+    Arguments that are not listed are those of `sample_cp`.
+
     Args:
-        model, image, process, steps, grid, solver, query, callback: as in `sample_cp`.
         chunk: at most this many (image, label) pairs go through the network together.
     """
     features, p = model.encode(image), _uniform(image, process)
