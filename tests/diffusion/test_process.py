@@ -65,7 +65,7 @@ def test_every_schedule_solves_the_forward_equation(schedule, t):
 def test_worked_examples_of_the_papers_appendix(rate, derivative, after):
     """K = 3. After the step the paper prints (0.774, 0.113, 0.113) and (0.5, 0.25, 0.25), two slips of the pen:
 
-    0.96 * 0.8 + 0.02 * 0.2 is 0.772 and 0.5 * 0.8 + 0.25 * 0.2 is 0.45, which also follow from its derivatives.
+    0.96 * 0.8 + 0.02 * 0.2 is 0.772, and 0.5 * 0.8 + 0.25 * 0.2 is 0.45.
     """
     q = tensor([0.8, 0.1, 0.1])
     R = rate * matrices.rate_matrix(3)
