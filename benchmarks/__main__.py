@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.measure import Result
 
-SUITES = ["diffusion"]
+SUITES = ["diffusion", "networks"]
 FOLDER = Path(__file__).parent / "results"
 
 

@@ -54,9 +54,8 @@ class PeakMemory(TorchDispatchMode):
         self.live = self.peak = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        known = {
-            x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
-        }
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        known = {x.untyped_storage()._cdata for x in given}
         result = function(*args, **(kwargs or {}))
         for x in tree_leaves(result):
             if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in known:

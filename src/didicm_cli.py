@@ -11,7 +11,9 @@ from importlib import import_module, metadata
 
 # name -> (what it does, module and function that does it)
 COMMANDS = {
-    "demo": ("draw how each solver recovers a known posterior", "didicm.demo:main"),
+    "models": ("list the networks and what they cost", "didicm.commands.models:main"),
+    "import-official": ("convert a checkpoint of the authors' code", "didicm.commands.import_official:main"),
+    "demo": ("draw how each solver recovers a known posterior", "didicm.commands.demo:main"),
 }
 
 

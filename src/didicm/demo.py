@@ -59,9 +59,7 @@ class TrueScore:
 def main(argv: list[str]) -> None:
     """Measure, draw, and say where the picture is."""
     parser = argparse.ArgumentParser(prog="didicm demo", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo/solvers.png"), help="where to save the picture"
-    )
+    parser.add_argument("--out", type=Path, default=Path("demo/solvers.png"), help="where to save the picture")
     parser.add_argument("--classes", type=int, default=1000, help="number of classes (default 1000)")
     parser.add_argument("--images", type=int, default=64, help="number of posteriors to recover (default 64)")
     arguments = parser.parse_args(argv)

@@ -30,9 +30,7 @@ def test_marginal_form_is_the_sum_over_all_labels(p, t):
     log_q_hat = process.marginal(guess, tensor(t)).log()
     loss = marginal_score_entropy(log_q_hat[None], target[None], tensor([t]), process)
     precision = 1e-10 * rate * (q.max() / q.min()).item()
-    assert torch.allclose(
-        loss[0], matrices.expected_score_entropy(log_q_hat, q, rate), rtol=1e-7, atol=precision
-    )
+    assert torch.allclose(loss[0], matrices.expected_score_entropy(log_q_hat, q, rate), rtol=1e-7, atol=precision)
 
 
 @given(p=distributions(), t=times, label=st.integers(0, 1), noise=st.floats(-5, 5))

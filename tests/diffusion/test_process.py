@@ -63,7 +63,7 @@ def test_every_schedule_solves_the_forward_equation(schedule, t):
     [(0.2, [-0.28, 0.14, 0.14], [0.772, 0.114, 0.114]), (2.5, [-3.5, 1.75, 1.75], [0.45, 0.275, 0.275])],
 )
 def test_worked_examples_of_the_papers_appendix(rate, derivative, after):
-    """K = 3. After the step the paper prints (0.774, 0.113, 0.113) and (0.5, 0.25, 0.25), two slips of the pen:
+    """K = 3. After the step the paper prints (0.774, 0.113, 0.113) and (0.5, 0.25, 0.25), two slips:
 
     0.96 * 0.8 + 0.02 * 0.2 is 0.772, and 0.5 * 0.8 + 0.25 * 0.2 is 0.45.
     """

@@ -118,9 +118,7 @@ class LabelDependentScore(ExactScore):
     """A network as imperfect as real ones: what it says depends on the label it is asked about."""
 
     def score(self, features, label, total):
-        return super().score(
-            (features + 0.02 * label.unsqueeze(-1) / len(features[0])).softmax(-1), label, total
-        )
+        return super().score((features + 0.02 * label.unsqueeze(-1) / len(features[0])).softmax(-1), label, total)
 
 
 SAMPLERS = {

@@ -10,9 +10,7 @@ from torch import Tensor
 from didicm.diffusion.process import UniformProcess
 
 
-def score_entropy(
-    log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, process: UniformProcess
-) -> Tensor:
+def score_entropy(log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
     """Loss (B,) of predicted log-scores (B, K) at the noisy label (B,) (Algorithm 1, line 7).
 
     Args:

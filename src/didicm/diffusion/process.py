@@ -36,8 +36,7 @@ class UniformProcess:
 
     def log_marginal(self, log_probs: Tensor, t: Tensor) -> Tensor:
         """Log of `marginal`, from log-probabilities (..., K): safe where a probability underflows."""
-        keep, lost = self._noise(t, log_probs)
-        return torch.logaddexp(log_probs + keep.log(), (lost / self.num_classes).log())
+        return log_marginal(log_probs, self.schedule.total(t))
 
     def distribution(self, target: Tensor) -> Tensor:
         """Turn hard labels (...) into distributions (..., K); a distribution is returned as it is."""
@@ -102,8 +101,8 @@ class UniformProcess:
 
         A step too long for the rate leaves no chance to stay; the jumps then share the whole mass.
         """
-        speed = _column(self.schedule.rate(t) * dt / self.num_classes, like=log_score)
-        log_jump = (log_score + speed.log()).scatter(-1, label.unsqueeze(-1), -math.inf)
+        log_speed = _column((self.schedule.rate(t) * dt / self.num_classes).log(), like=log_score)
+        log_jump = (log_score + log_speed).scatter(-1, label.unsqueeze(-1), -math.inf)
         log_leave = log_jump.logsumexp(-1, keepdim=True)
         jump = torch.exp(log_jump - log_leave.clamp_min(0))
         return jump.scatter(-1, label.unsqueeze(-1), -torch.expm1(log_leave.clamp_max(0)))
@@ -116,15 +115,22 @@ class UniformProcess:
         joint = (move * q).scatter_add(-1, label, stay * q.gather(-1, label))
         return joint / joint.sum(-1, keepdim=True)
 
-    def _noise(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _noise(self, t: Tensor, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
         return _column(self.schedule.keep(t), like), _column(self.schedule.lost(t), like)
 
-    def _bridge(self, t: Tensor, s: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _bridge(self, t: Tensor, s: Tensor, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """Forward kernel from s to t: chance to keep the label, and to be redrawn as one given class."""
         between = self.schedule.total(t) - self.schedule.total(s)
         return _column(torch.exp(-between), like), _column(-torch.expm1(-between) / self.num_classes, like)
 
 
-def _column(x: Tensor, like: Tensor) -> Tensor:
-    """Line up a scalar or one number per image with the classes of `like`, in its precision and place."""
-    return (x.unsqueeze(-1) if x.dim() else x).to(like)
+def log_marginal(log_probs: Tensor, total: Tensor) -> Tensor:
+    """Log noisy distribution (..., K) of clean log-probabilities (..., K) at the given total noise."""
+    total = total.unsqueeze(-1).to(log_probs)
+    log_redrawn = torch.log(-torch.expm1(-total) / log_probs.shape[-1])
+    return torch.logaddexp(log_probs - total, log_redrawn)
+
+
+def _column(x: Tensor, like: Tensor) -> Tensor | float:
+    """Line up one number per image with the classes of `like`; one for all images becomes a plain number."""
+    return x.unsqueeze(-1).to(like) if x.dim() else x.item()

@@ -4,6 +4,8 @@ Every number is a hash of (seed, image content, how many were drawn before), so 
 alone, in any batch, in any order, on any device, and different images get independent ones.
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -18,11 +20,16 @@ class ImageRandom:
     """One stream of random numbers per image of a batch (B, ...)."""
 
     def __init__(self, image: Tensor, seed: int) -> None:
-        bits = image.detach().contiguous().view(_INTEGERS[image.element_size()]).flatten(1).long()
+        self._image, self._seed, self._drawn = image, seed, 0
+
+    @cached_property
+    def _key(self) -> Tensor:
+        """Hash of the content and the seed, (B,); made at the first draw, as many samplers never draw."""
+        image = self._image.detach().contiguous()
+        bits = image.view(_INTEGERS[image.element_size()]).flatten(1).long()
         position = torch.arange(1, bits.shape[1] + 1, device=image.device) * _GAMMA
         content = _mix(bits ^ position).sum(-1)  # integer sums wrap and are exact in any order
-        self._key = _mix(content + _mix(torch.tensor(seed, device=image.device)))
-        self._drawn = 0
+        return _mix(content + _mix(torch.tensor(self._seed, device=image.device)))
 
     def uniform(self, count: int = 1) -> Tensor:
         """Draw (B, count) numbers in [0, 1), float32."""

@@ -70,6 +70,11 @@ def time_grid(steps: int) -> Tensor:
     return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
 
 
+def take(features: Features, rows: Tensor) -> Features:
+    """Pick or repeat the features of some images of a batch."""
+    return features[rows] if isinstance(features, Tensor) else tuple(x[rows] for x in features)
+
+
 def readout(model: ScoreFunction, image: Tensor, process: UniformProcess, *, time: float = 0.5) -> Posterior:
     """Read the clean posterior from one network call at `time`."""
     if not 0 < time <= 1:
@@ -164,9 +169,7 @@ def sample_cl(
         asked, u = label.view(-1, chains).clone(), random.uniform(chains).flatten()
         p = torch.zeros_like(p)
         for rows in torch.split(torch.arange(len(label), device=image.device), chunk):
-            probs = _label_step(
-                model, _take(features, owner[rows]), label[rows], t, s, process, solver, query
-            )
+            probs = _label_step(model, take(features, owner[rows]), label[rows], t, s, process, solver, query)
             label[rows] = pick(probs, u[rows])
             ends = probs if average == "probs" else process.distribution(label[rows]).to(probs.dtype)
             p = p.to(probs.dtype).index_add(0, owner[rows], ends)
@@ -202,7 +205,7 @@ def sample_naive(
         next_p = torch.zeros_like(p)
         for rows in torch.split(every, chunk):
             owner, label = rows // process.num_classes, rows % process.num_classes
-            probs = _label_step(model, _take(features, owner), label, t, s, process, solver, query)
+            probs = _label_step(model, take(features, owner), label, t, s, process, solver, query)
             weight = p.flatten()[rows].to(probs.dtype).unsqueeze(-1)
             next_p = next_p.to(probs.dtype).index_add(0, owner, weight * probs)
         p = _normalise(next_p)
@@ -232,9 +235,7 @@ def _query_time(t: Tensor, s: Tensor, solver: Solver, query: Query) -> Tensor:
     return (t + s) / 2 if solver == "exact" and query == "middle" else t
 
 
-def _ask(
-    model: ScoreFunction, features: Features, label: Tensor, t: Tensor, process: UniformProcess
-) -> Tensor:
+def _ask(model: ScoreFunction, features: Features, label: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
     """Call the network, and go on in float32 or better whatever it returns."""
     total = process.schedule.total(t).float().to(label.device).expand(label.shape)
     log_score = model.score(features, label, total)
@@ -283,10 +284,6 @@ def _uniform(image: Tensor, process: UniformProcess) -> Tensor:
 
 def _normalise(p: Tensor) -> Tensor:
     return p / p.sum(-1, keepdim=True)
-
-
-def _take(features: Features, rows: Tensor) -> Features:
-    return features[rows] if isinstance(features, Tensor) else tuple(x[rows] for x in features)
 
 
 def _check_choice(name: str, value: object, choices: object) -> None:

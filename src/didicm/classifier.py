@@ -1,0 +1,187 @@
+"""Diffusion and standard classifiers behind one interface; nothing downstream asks which kind it has."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from didicm.diffusion import (
+    Posterior,
+    UniformProcess,
+    marginal_score_entropy,
+    readout,
+    sample_cl,
+    sample_cp,
+    score_entropy,
+)
+from didicm.diffusion.sampling import Average, Callback, Query, Select, Solver, take
+from didicm.models import ScoreModel
+
+# Earliest time in training: closer to 0 the true ratios leave float32.
+MIN_TIME = 1e-5
+
+Objective: TypeAlias = Literal["cross-entropy", "binary-cross-entropy", "marginal"]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How a diffusion classifier turns scores into a posterior; the fields are those of the samplers."""
+
+    method: Literal["cp", "cl", "readout"] = "cp"
+    steps: int = 8
+    solver: Solver = "exact"
+    query: Query = "middle"
+    select: Select = "argmin"  # cp
+    chains: int = 16  # cl
+    average: Average = "probs"  # cl
+    time: float = 0.5  # readout
+    seed: int = 0
+
+    def __call__(
+        self, model: ScoreModel, image: Tensor, process: UniformProcess, callback: Callback | None
+    ) -> Posterior:
+        """Sample the posterior of images (B, C, H, W)."""
+        common = {"steps": self.steps, "solver": self.solver, "query": self.query, "seed": self.seed}
+        if self.method == "cp":
+            return sample_cp(model, image, process, select=self.select, callback=callback, **common)
+        if self.method == "cl":
+            chains = {"chains": self.chains, "average": self.average}
+            return sample_cl(model, image, process, callback=callback, **chains, **common)
+        if self.method == "readout":
+            return readout(model, image, process, time=self.time)
+        raise ValueError(f"method must be one of cp, cl, readout, got {self.method!r}")
+
+
+class Classifier(nn.Module, ABC):
+    """What training, evaluation, serving and export know of a classifier."""
+
+    model: nn.Module
+    num_classes: int
+
+    @abstractmethod
+    def loss(self, image: Tensor, target: Tensor) -> Tensor:
+        """Mean training loss of images (B, C, H, W) and target distributions (B, K)."""
+
+    @abstractmethod
+    def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
+        """P(class | image), without gradients; `settings` override the sampler's for this call."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """P(class | image) as (B, K) probabilities: a drop-in for any PyTorch code."""
+        return self.posterior(image).probs
+
+
+class DiffusionClassifier(Classifier):
+    """DiDiCM: a score network, the process it was trained with, and how to sample from it."""
+
+    def __init__(
+        self,
+        model: ScoreModel,
+        process: UniformProcess | None = None,
+        sampler: Sampler | None = None,
+        draws_per_image: int = 1,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.process = process or UniformProcess(model.num_classes)
+        self.sampler = sampler or Sampler()
+        self.draws_per_image = draws_per_image
+        self.num_classes = model.num_classes
+        if self.process.num_classes != self.num_classes:
+            raise ValueError(
+                f"the model has {self.num_classes} classes and the process {self.process.num_classes}"
+            )
+        _at_least_one("draws_per_image", draws_per_image)
+
+    def loss(self, image: Tensor, target: Tensor) -> Tensor:
+        """Score entropy (Algorithm 1); several draws of noise share one encoding of the image."""
+        rows = torch.arange(len(image), device=image.device).repeat(self.draws_per_image)
+        target, t = target[rows], _sample_time(rows.shape, image.device)
+        label = self.process.sample_label(target, t)
+        features = take(self.model.encode(image), rows) if self.draws_per_image > 1 else self.model.encode(image)
+        log_score = self.model.score(features, label, self.process.schedule.total(t))
+        return score_entropy(log_score, label, target, t, self.process).mean()
+
+    @torch.no_grad()
+    def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
+        """Run the reverse process."""
+        sampler = replace(self.sampler, **settings) if settings else self.sampler
+        return sampler(self.model, image, self.process, callback)
+
+
+class StandardClassifier(Classifier):
+    """A plain network, trained on the label itself.
+
+    Objectives: `cross-entropy`; `binary-cross-entropy`, one yes-or-no question a class; and `marginal`, the DiDiCM
+    loss of a network that sees neither label nor noise: the control that separates the loss from the conditioning.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective = "cross-entropy",
+        process: UniformProcess | None = None,
+        draws_per_image: int = 1,
+    ) -> None:
+        super().__init__()
+        if objective not in get_args(Objective):
+            raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {objective!r}")
+        if process is not None and objective != "marginal":
+            raise ValueError(f"a process is for objective 'marginal', not {objective!r}")
+        self.model = model
+        self.objective = objective
+        self.num_classes = model.num_classes
+        self.process = (process or UniformProcess(self.num_classes)) if objective == "marginal" else None
+        self.draws_per_image = draws_per_image
+        _at_least_one("draws_per_image", draws_per_image)
+
+    def loss(self, image: Tensor, target: Tensor) -> Tensor:
+        """The objective's mean over the batch."""
+        logits = _float(self.model(image))
+        if self.objective == "cross-entropy":
+            return F.cross_entropy(logits, target)
+        if self.objective == "binary-cross-entropy":
+            return F.binary_cross_entropy_with_logits(logits, target)
+        t = _sample_time((self.draws_per_image, len(image)), image.device)
+        log_q = self.process.log_marginal(logits.log_softmax(-1).expand(*t.shape, -1), t)
+        return marginal_score_entropy(log_q, target, t, self.process).mean()
+
+    @torch.no_grad()
+    def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
+        """One network call."""
+        if settings:
+            raise ValueError(f"a standard classifier has no sampler, so no {', '.join(settings)} to set")
+        logits = _float(self.model(image))
+        if self.objective == "binary-cross-entropy":
+            # Each sigmoid estimates the probability of its class; a softmax would sharpen them.
+            log_probs = F.logsigmoid(logits)
+            return Posterior((log_probs - log_probs.logsumexp(-1, keepdim=True)).exp(), nfe=1)
+        return Posterior(logits.softmax(-1), nfe=1)
+
+
+class Loss(nn.Module):
+    """A module whose forward is the classifier's loss, for wrappers such as DDP that only know `forward`."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, image: Tensor, target: Tensor) -> Tensor:
+        """Mean training loss."""
+        return self.classifier.loss(image, target)
+
+
+def _sample_time(shape: Any, device: torch.device) -> Tensor:
+    return MIN_TIME + (1 - MIN_TIME) * torch.rand(shape, device=device)
+
+
+def _float(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,122 @@
+"""Networks on any timm backbone: a score network that encodes the image once, and its plain opponent."""
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from didicm.diffusion import Features
+from didicm.models.embedding import WIDTH, Condition
+from didicm.models.score import Prediction, ScoreModel
+
+HIDDEN = 256
+
+
+class Backbone(nn.Module):
+    """A timm model without its classifier, then a linear layer; `frozen` trains only what comes after it."""
+
+    def __init__(self, backbone: str, num_classes: int, in_chans: int, pretrained: bool, frozen: bool) -> None:
+        super().__init__()
+        # Only timm's own models: other names would fetch code or weights from elsewhere.
+        if ":" in backbone or "/" in backbone or not timm.is_model(backbone):
+            raise ValueError(f"unknown backbone {backbone!r}: timm.list_models() has the names to choose from")
+        self.backbone = timm.create_model(backbone, pretrained=pretrained, in_chans=in_chans, num_classes=0)
+        self.backbone.requires_grad_(not frozen)
+        self.frozen = frozen
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.num_features = self.head_hidden_size = self.backbone.head_hidden_size
+        self.fc = nn.Linear(self.num_features, num_classes)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        """Change the mode; a frozen backbone keeps evaluating, so that its batch statistics do not move."""
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
+
+    def forward_features(self, image: Tensor) -> Tensor:
+        """The backbone's last features before pooling."""
+        return self.backbone.forward_features(image)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool the backbone's features, and apply the linear layer: the image's plain logits."""
+        x = self.backbone.forward_head(x, pre_logits=True)
+        return x if pre_logits else self.fc(x)
+
+    def get_classifier(self, name_only: bool = False) -> nn.Module | str:
+        """The linear layer, as timm asks for it."""
+        return "fc" if name_only else self.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the linear layer for another number of classes."""
+        self.backbone.reset_classifier(0, **({"global_pool": global_pool} if global_pool else {}))
+        self.num_classes = num_classes
+        self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade time for memory in training."""
+        self.backbone.set_grad_checkpointing(enable)
+
+
+class BackbonePlain(Backbone):
+    """The plain classifier: image (B, C, H, W) to logits (B, K)."""
+
+    def __init__(
+        self,
+        backbone: str = "resnet18",
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        pretrained: bool = False,
+        frozen: bool = False,
+    ) -> None:
+        super().__init__(backbone, num_classes, in_chans, pretrained, frozen)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits (B, K)."""
+        return self.forward_head(self.forward_features(image))
+
+
+class BackboneScore(Backbone, ScoreModel):
+    """A score network whose steps cost next to nothing.
+
+    The image's features and plain logits are computed once; a step adds to the logits what a small residual head
+    makes of the features, the noisy label and the noise.
+    """
+
+    def __init__(
+        self,
+        backbone: str = "resnet18",
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        pretrained: bool = False,
+        frozen: bool = False,
+        prediction: Prediction = "score",
+    ) -> None:
+        super().__init__(backbone, num_classes, in_chans, pretrained, frozen)
+        self.predict(prediction, num_classes)
+        self.condition = Condition(num_classes)
+        self.project = nn.Linear(WIDTH, 2 * HIDDEN)
+        self.reduce = nn.Sequential(nn.Linear(self.num_features, HIDDEN), nn.LayerNorm(HIDDEN))
+        self.block = nn.Sequential(nn.SiLU(), nn.Linear(HIDDEN, HIDDEN))
+        self.correct = nn.Linear(HIDDEN, num_classes)
+
+    def encode(self, image: Tensor) -> Features:
+        """Plain logits (B, K) and reduced features (B, HIDDEN)."""
+        features = self.forward_head(self.forward_features(image), pre_logits=True)
+        return self.fc(features), self.reduce(features)
+
+    def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
+        """Raw outputs (B, K)."""
+        logits, x = features
+        scale, shift = self.project(F.silu(self.condition(label, total))).chunk(2, -1)
+        x = torch.addcmul(x + shift, x, scale)
+        x = x + self.block(x)
+        return logits + self.correct(F.silu(x))
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Start anew with another number of classes: the last layers and the label embedding."""
+        self.predict(self.prediction, num_classes)
+        super().reset_classifier(num_classes, global_pool)
+        self.condition.label = nn.Embedding(num_classes, WIDTH)
+        self.correct = nn.Linear(HIDDEN, num_classes)

@@ -1,0 +1,81 @@
+"""DiDiRN, the paper's score network: a ResNet whose blocks are conditioned on the noisy label and its noise."""
+
+import math
+from typing import Literal, TypeAlias
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from didicm.diffusion import Features
+from didicm.models.embedding import WIDTH, Condition
+from didicm.models.resnet import Architecture, StemKind, Trunk
+from didicm.models.score import Prediction, ScoreModel
+
+Layout: TypeAlias = Literal["paper", "official"]
+
+
+class DiDiRN(Trunk, ScoreModel):
+    """Score network on a ResNet trunk.
+
+    Layouts: `paper` merges a block as SiLU(GroupNorm(residual + skip + condition)); `official`, the released
+    code, as relu(skip + SiLU(GroupNorm(residual + condition))) with the `small` stem. They have the same
+    parameters. The stem and both branches of the first block do not see the condition: `encode` computes them.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        stem: StemKind | None = None,
+        width: float = 1.0,
+        global_pool: str = "avg",
+        layout: Layout = "paper",
+        prediction: Prediction = "score",
+    ) -> None:
+        if layout not in ("paper", "official"):
+            raise ValueError(f"layout must be 'paper' or 'official', got {layout!r}")
+        stem = stem or ("resnet" if layout == "paper" else "small")
+        zero_init = layout == "paper"
+        super().__init__(architecture, num_classes, in_chans, stem, width, global_pool, zero_init)
+        self.predict(prediction, num_classes)
+        self.layout = layout
+        self.condition = Condition(num_classes)
+        # One matrix product gives every block its condition: far fewer calls than one a block.
+        self.project = nn.Linear(WIDTH, sum(self.block_channels))
+        self.norms = nn.ModuleList(nn.GroupNorm(math.gcd(32, n), n) for n in self.block_channels)
+
+    def encode(self, image: Tensor) -> Features:
+        """Stem and first block up to the first conditioning."""
+        first = next(self.blocks())
+        residual, skip = self.run_block(first, self.stem(image))
+        return residual + skip if self.layout == "paper" else (residual, skip)
+
+    def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
+        """Raw outputs (B, K)."""
+        return self.forward_head(self._trunk(features, label, total))
+
+    def forward_features(self, image: Tensor, label: Tensor, total: Tensor) -> Tensor:
+        """Last feature map (B, C, H, W)."""
+        return self._trunk(self.encode(image), label, total)
+
+    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
+        """Start anew with another number of classes: the last layer and the label embedding."""
+        self.predict(self.prediction, num_classes)
+        super().reset_classifier(num_classes, global_pool)
+        self.condition.label = nn.Embedding(num_classes, WIDTH)
+
+    def _trunk(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
+        projected = self.project(F.silu(self.condition(label, total)))[..., None, None]
+        conditions = projected.split(self.block_channels, dim=1)
+        x = None
+        for block, norm, condition in zip(self.blocks(), self.norms, conditions, strict=True):
+            if x is not None:
+                features = self.run_block(block, x)
+            if self.layout == "official":
+                residual, skip = features
+                x = F.relu(skip + F.silu(norm(residual + condition)))
+            else:
+                merged = features if isinstance(features, Tensor) else features[0] + features[1]
+                x = F.silu(norm(merged + condition))
+        return x

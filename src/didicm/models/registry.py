@@ -1,0 +1,123 @@
+"""Every network by name, in timm's registry and in ours."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from didicm.errors import UserError
+from didicm.models.backbone import BackbonePlain, BackboneScore
+from didicm.models.didirn import DiDiRN
+from didicm.models.resnet import ARCHITECTURES, ResNet
+from didicm.models.score import ScoreModel
+
+# name -> class and the arguments that the name stands for
+_NETWORKS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    **{f"didirn{size}": (DiDiRN, {"architecture": a}) for size, a in ARCHITECTURES.items()},
+    **{f"didirn{size}_plain": (ResNet, {"architecture": a}) for size, a in ARCHITECTURES.items()},
+    "backbone_score": (BackboneScore, {}),
+    "backbone_plain": (BackbonePlain, {}),
+}
+
+# What timm's tools read; the first and last layer are where fine-tuning replaces something.
+_CONFIG = {
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "pool_size": (7, 7),
+    "crop_pct": 0.875,
+    "interpolation": "bicubic",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "first_conv": "stem.conv",
+    "classifier": "fc",
+}
+default_cfgs = generate_default_cfgs(
+    {name: {**_CONFIG, "first_conv": None} if "backbone" in name else _CONFIG for name in _NETWORKS}
+)
+
+
+_TIMM_ONLY = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+
+
+def _register(name: str) -> None:
+    network, fixed = _NETWORKS[name]
+
+    def create(pretrained: bool = False, **arguments: Any) -> nn.Module:
+        own = {key: value for key, value in arguments.items() if key not in _TIMM_ONLY}
+        if network in (BackboneScore, BackbonePlain):
+            # Pretrained weights are the backbone's; timm's builder would look for some of the whole network.
+            model = network(pretrained=pretrained, **own)
+            model.pretrained_cfg = model.default_cfg = default_cfgs[name].default.to_dict()
+        else:
+            model = build_model_with_cfg(network, name, pretrained, **fixed, **arguments)
+        model.recipe = {"name": name, "arguments": own}  # for its checkpoint, which brings the weights
+        return model
+
+    create.__name__ = name
+    register_model(create)
+
+
+for _name in _NETWORKS:
+    _register(_name)
+
+
+def list_models() -> list[str]:
+    """Names that `create_model` knows."""
+    return list(_NETWORKS)
+
+
+def plain_counterpart(name: str) -> str:
+    """Name of the plain classifier on the same trunk as a score network."""
+    return name.replace("_score", "_plain") if name.endswith("_score") else f"{name}_plain"
+
+
+def create_model(name: str, **arguments: Any) -> nn.Module:
+    """Build a network by name; unknown names and arguments are told in a sentence."""
+    if name not in _NETWORKS:
+        raise UserError(f"unknown model {name!r}: choose one of {', '.join(list_models())}")
+    allowed = set(inspect.signature(_NETWORKS[name][0]).parameters) - {"architecture"}
+    unknown = set(arguments) - allowed
+    if unknown:
+        raise UserError(
+            f"model {name} has no argument {sorted(unknown)[0]!r}: it takes {', '.join(sorted(allowed))}"
+        )
+    try:
+        return timm.create_model(name, **arguments)
+    except ValueError as error:
+        raise UserError(f"model {name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a network costs: parameters, and multiply-adds for one image."""
+
+    parameters: int
+    per_image: int  # multiply-adds of what is computed once
+    per_call: int  # multiply-adds of every network call
+
+    def total(self, calls: int) -> int:
+        """Multiply-adds of a posterior that takes this many network calls."""
+        return self.per_image + calls * self.per_call
+
+
+def cost(model: nn.Module, size: int) -> Cost:
+    """Count the multiply-adds of a network on one image of size x size pixels, by PyTorch's own counter."""
+    weights = next(model.parameters())
+    image = torch.zeros(1, model.in_chans, size, size, device=weights.device, dtype=weights.dtype)
+    label, total = torch.zeros(1, dtype=torch.long, device=image.device), image.new_ones(1)
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        with FlopCounterMode(display=False) as once:
+            features = model.encode(image) if isinstance(model, ScoreModel) else model(image)
+        with FlopCounterMode(display=False) as each:
+            if isinstance(model, ScoreModel):
+                model.score(features, label, total)
+    model.train(training)
+    parameters = sum(p.numel() for p in model.parameters())
+    return Cost(parameters, once.get_total_flops() // 2, each.get_total_flops() // 2)

@@ -1,0 +1,184 @@
+"""ResNet trunks and the plain classifier on them, the matched opponent of DiDiRN.
+
+The trunk's blocks return their two branches unmerged: ResNet adds them, DiDiRN adds its conditioning as well.
+Both therefore have exactly the same convolutions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from timm.layers import create_classifier
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+StemKind: TypeAlias = Literal["resnet", "small", "tiny"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Blocks of each stage, and their kind."""
+
+    depths: tuple[int, ...]
+    bottleneck: bool = False
+
+    @property
+    def expansion(self) -> int:
+        """Output channels of a block in units of its width."""
+        return 4 if self.bottleneck else 1
+
+
+ARCHITECTURES = {
+    "8": Architecture((1, 1, 1)),  # for images of a few pixels: only two halvings
+    "10": Architecture((1, 1, 1, 1)),
+    "18": Architecture((2, 2, 2, 2)),
+    "34": Architecture((3, 4, 6, 3)),
+    "50": Architecture((3, 4, 6, 3), bottleneck=True),
+    "101": Architecture((3, 4, 23, 3), bottleneck=True),
+    "152": Architecture((3, 8, 36, 3), bottleneck=True),
+}
+
+
+class Stem(nn.Sequential):
+    """First convolution: `resnet` quarters the image, `small` halves it (the released code), `tiny` keeps it."""
+
+    def __init__(self, kind: StemKind, in_chans: int, channels: int) -> None:
+        super().__init__()
+        if kind not in get_args(StemKind):
+            raise ValueError(f"stem must be one of {', '.join(get_args(StemKind))}, got {kind!r}")
+        size, stride = (7, 2) if kind == "resnet" else (3, 1)
+        self.conv = nn.Conv2d(in_chans, channels, size, stride, padding=size // 2, bias=False)
+        self.bn = nn.BatchNorm2d(channels)
+        self.act = nn.ReLU(inplace=True)
+        if kind != "tiny":
+            self.pool = nn.MaxPool2d(3, 2, padding=1)
+
+
+class Block(nn.Module):
+    """Residual branch and skip of a basic or bottleneck block, returned as a pair."""
+
+    def __init__(self, in_channels: int, width: int, out_channels: int, stride: int, bottleneck: bool) -> None:
+        super().__init__()
+        if bottleneck:
+            layers = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, out_channels, 1, 1)]
+        else:
+            layers = [(in_channels, width, 3, stride), (width, out_channels, 3, 1)]
+        for i, (inputs, outputs, size, step) in enumerate(layers, start=1):
+            self.add_module(f"conv{i}", nn.Conv2d(inputs, outputs, size, step, padding=size // 2, bias=False))
+            self.add_module(f"bn{i}", nn.BatchNorm2d(outputs))
+        self.bottleneck = bottleneck
+        self.skip: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.skip = nn.Sequential()
+            self.skip.conv = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+            self.skip.bn = nn.BatchNorm2d(out_channels)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Branches of x (B, C, H, W)."""
+        residual = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
+        if self.bottleneck:
+            residual = self.bn3(self.conv3(F.relu(residual, inplace=True)))
+        return residual, self.skip(x)
+
+
+class Trunk(nn.Module):
+    """Stem, stages of blocks, pooling and the last linear layer, with timm's interface."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        num_classes: int,
+        in_chans: int,
+        stem: StemKind,
+        width: float,
+        global_pool: str,
+        zero_init: bool,
+    ) -> None:
+        super().__init__()
+        if width <= 0:
+            raise ValueError(f"width must be positive, got {width}")
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.grad_checkpointing = False
+        self.stage_names = [f"layer{i}" for i in range(1, len(architecture.depths) + 1)]
+        channels = max(8, round(64 * width / 8) * 8)
+        self.stem = Stem(stem, in_chans, channels)
+        self.block_channels: list[int] = []
+        inputs = channels
+        for i, (name, depth) in enumerate(zip(self.stage_names, architecture.depths, strict=True)):
+            stage_width = channels * 2**i
+            outputs = stage_width * architecture.expansion
+            strides = [1 if i == 0 else 2] + [1] * (depth - 1)
+            blocks = [
+                Block(inputs if j == 0 else outputs, stage_width, outputs, stride, architecture.bottleneck)
+                for j, stride in enumerate(strides)
+            ]
+            self.add_module(name, nn.ModuleList(blocks))
+            self.block_channels += [outputs] * depth
+            inputs = outputs
+        self.num_features = self.head_hidden_size = inputs
+        self.global_pool, self.fc = create_classifier(inputs, num_classes, pool_type=global_pool)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if zero_init:  # each block starts as its skip, the usual start of a ResNet
+            for block in self.blocks():
+                nn.init.zeros_((block.bn3 if architecture.bottleneck else block.bn2).weight)
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in the order in which they run."""
+        for name in self.stage_names:
+            yield from getattr(self, name)
+
+    def run_block(self, block: Block, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a block; with gradient checkpointing its activations are computed again in the backward pass."""
+        if self.grad_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x, use_reentrant=False)
+        return block(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool (B, C, H, W) and apply the last linear layer."""
+        x = self.global_pool(x)
+        return x if pre_logits else self.fc(x)
+
+    def get_classifier(self, name_only: bool = False) -> nn.Module | str:
+        """The last linear layer, as timm asks for it."""
+        return "fc" if name_only else self.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
+        """Replace the last linear layer for another number of classes."""
+        self.num_classes = num_classes
+        self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=global_pool)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade time for memory in training."""
+        self.grad_checkpointing = enable
+
+
+class ResNet(Trunk):
+    """The plain classifier: image (B, C, H, W) to logits (B, K)."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        stem: StemKind = "resnet",
+        width: float = 1.0,
+        global_pool: str = "avg",
+    ) -> None:
+        super().__init__(architecture, num_classes, in_chans, stem, width, global_pool, zero_init=True)
+
+    def forward_features(self, image: Tensor) -> Tensor:
+        """Last feature map (B, C, H, W)."""
+        x = self.stem(image)
+        for block in self.blocks():
+            residual, skip = self.run_block(block, x)
+            x = F.relu(residual + skip, inplace=True)
+        return x
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits (B, K)."""
+        return self.forward_head(self.forward_features(image))
