@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.measure import Result
 
-SUITES = ["diffusion", "networks"]
+SUITES = ["diffusion", "networks", "loading"]
 FOLDER = Path(__file__).parent / "results"
 
 

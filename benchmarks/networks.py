@@ -1,6 +1,7 @@
 """What a posterior and a training step cost, in units of plain network calls, on one thread."""
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -48,7 +49,7 @@ def backbones() -> list[Result]:
         for size in (64, 224):
             for batch in (1, 16):
                 image = torch.randn(batch, 3, size, size)
-                cost = ratio(lambda x=image: classifier(x), lambda x=image: plain(x), rounds=8)
+                cost = ratio(partial(classifier, image), partial(plain, image), rounds=8)
                 name = f"BackboneScore {backbone} at {size} px, B = {batch}: 8 steps"
                 results.append(Result(name, cost, "plain forwards", 1.2, at_least=False))
     return results

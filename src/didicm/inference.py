@@ -17,8 +17,8 @@ TOLERANCE = 1e-4
 def optimize_for_inference(classifier: Classifier, *, compile: bool = False) -> Classifier:
     """Return a copy for inference only: batch norms folded into convolutions, channels last, optionally compiled.
 
-    Folding relies on a module listing a batch norm right after its convolution, as ResNets do. A network for which
-    that changes the outputs is left unfolded, with a warning.
+    Folding relies on the network listing a batch norm right after its convolution, as ResNets do. A network for
+    which that changes the outputs is left unfolded, with a warning.
     """
     original, fast = classifier.eval(), copy.deepcopy(classifier).eval().requires_grad_(False)
     _fold_batch_norms(fast.model)
@@ -36,15 +36,13 @@ def optimize_for_inference(classifier: Classifier, *, compile: bool = False) -> 
     return fast
 
 
-def _fold_batch_norms(module: nn.Module) -> None:
-    children = list(module.named_children())
-    for (first, conv), (second, norm) in pairwise(children):
+def _fold_batch_norms(model: nn.Module) -> None:
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    for (conv_name, conv), (norm_name, norm) in pairwise(leaves):
         # The exact type: subclasses of BatchNorm2d may do more, such as timm's with an activation.
         if isinstance(conv, nn.Conv2d) and type(norm) is nn.BatchNorm2d:
-            setattr(module, first, fuse_conv_bn_eval(conv, norm))
-            setattr(module, second, nn.Identity())
-    for _, child in children:
-        _fold_batch_norms(child)
+            model.set_submodule(conv_name, fuse_conv_bn_eval(conv, norm))
+            model.set_submodule(norm_name, nn.Identity())
 
 
 @torch.no_grad()

@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             file = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} is damaged or holds more than weights and plain values: {reason}") from error
     if not isinstance(file, dict):

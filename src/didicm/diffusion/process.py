@@ -5,13 +5,18 @@ batch or one time per image (...). Probabilities keep the dtype they come in.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from didicm.diffusion.schedule import LogLinear, Schedule
+
+# Least signal of a class, so that a score without any reads as the uniform posterior.
+TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,15 @@ class UniformProcess:
 
         No noisy posterior falls below (1 - keep) / K; holding the estimate to that makes any logits safe.
         """
-        lost = _column(self.schedule.lost(t), like=log_score)
+        lost = _at(self.schedule.lost, t, log_score)
         q = log_score.softmax(-1).clamp_min(lost / self.num_classes)
         return q / q.sum(-1, keepdim=True)
 
     def clean_posterior(self, log_score: Tensor, t: Tensor) -> Tensor:
         """Undo the noise: the clean posterior (..., K) that one score at time t implies (the readout)."""
-        lost = _column(self.schedule.lost(t), like=log_score)
-        signal = (log_score.softmax(-1) - lost / self.num_classes).clamp_min(0)
-        mass = signal.sum(-1, keepdim=True)  # keep(t), unless the score breaks the bound
-        return torch.where(mass > 0, signal / mass, 1 / self.num_classes)
+        lost = _at(self.schedule.lost, t, log_score)
+        signal = (log_score.softmax(-1) - lost / self.num_classes).clamp_min(TINY)
+        return signal / signal.sum(-1, keepdim=True)  # the sum is keep(t), unless the score breaks the bound
 
     # Reverse, over probabilities
 
@@ -81,7 +85,7 @@ class UniformProcess:
         """
         q = self.noisy_posterior(log_score, t)
         r = p / q
-        speed = _column(self.schedule.rate(t) * dt / self.num_classes, like=p)
+        speed = _at(self.schedule.rate, t, p) * _column(dt, p) / self.num_classes
         return p + speed * (q * r.sum(-1, keepdim=True) - r)
 
     def exact_step(self, p: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
@@ -101,7 +105,7 @@ class UniformProcess:
 
         A step too long for the rate leaves no chance to stay; the jumps then share the whole mass.
         """
-        log_speed = _column((self.schedule.rate(t) * dt / self.num_classes).log(), like=log_score)
+        log_speed = _column((self.schedule.rate(t) * dt / self.num_classes).log(), log_score)
         log_jump = (log_score + log_speed).scatter(-1, label.unsqueeze(-1), -math.inf)
         log_leave = log_jump.logsumexp(-1, keepdim=True)
         jump = torch.exp(log_jump - log_leave.clamp_min(0))
@@ -116,12 +120,14 @@ class UniformProcess:
         return joint / joint.sum(-1, keepdim=True)
 
     def _noise(self, t: Tensor, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        return _column(self.schedule.keep(t), like), _column(self.schedule.lost(t), like)
+        return _at(self.schedule.keep, t, like), _at(self.schedule.lost, t, like)
 
     def _bridge(self, t: Tensor, s: Tensor, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """Forward kernel from s to t: chance to keep the label, and to be redrawn as one given class."""
-        between = self.schedule.total(t) - self.schedule.total(s)
-        return _column(torch.exp(-between), like), _column(-torch.expm1(-between) / self.num_classes, like)
+        between = _at(self.schedule.total, t, like) - _at(self.schedule.total, s, like)
+        if isinstance(between, Tensor):
+            return torch.exp(-between), -torch.expm1(-between) / self.num_classes
+        return math.exp(-between), -math.expm1(-between) / self.num_classes
 
 
 def log_marginal(log_probs: Tensor, total: Tensor) -> Tensor:
@@ -129,6 +135,16 @@ def log_marginal(log_probs: Tensor, total: Tensor) -> Tensor:
     total = total.unsqueeze(-1).to(log_probs)
     log_redrawn = torch.log(-torch.expm1(-total) / log_probs.shape[-1])
     return torch.logaddexp(log_probs - total, log_redrawn)
+
+
+@lru_cache(maxsize=4096)
+def number(function: Callable[[Tensor], Tensor], t: float) -> float:
+    """A schedule's function at one time, in float64; samplers ask for the same few times again and again."""
+    return function(torch.tensor(t, dtype=torch.float64)).item()
+
+
+def _at(function: Callable[[Tensor], Tensor], t: Tensor, like: Tensor) -> Tensor | float:
+    return _column(function(t), like) if t.dim() else number(function, t.item())
 
 
 def _column(x: Tensor, like: Tensor) -> Tensor | float:

@@ -13,6 +13,7 @@ from infinite noise, where the uniform start is true rather than nearly true. `e
 `official` is the released code's time grid, which overshoots, and is there for comparison only.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +22,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from didicm.diffusion.process import UniformProcess
+from didicm.diffusion.process import UniformProcess, number
 from didicm.diffusion.random import ImageRandom, pick
 
 Features: TypeAlias = Tensor | tuple[Tensor, ...]
@@ -237,19 +238,20 @@ def _query_time(t: Tensor, s: Tensor, solver: Solver, query: Query) -> Tensor:
 
 def _ask(model: ScoreFunction, features: Features, label: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
     """Call the network, and go on in float32 or better whatever it returns."""
-    total = process.schedule.total(t).float().to(label.device).expand(label.shape)
+    total = torch.full(label.shape, number(process.schedule.total, t.item()), device=label.device)
     log_score = model.score(features, label, total)
     if log_score.shape != (len(label), process.num_classes):
         raise ValueError(
             f"the network returned log-scores of shape {tuple(log_score.shape)} for {len(label)} images "
             f"and {process.num_classes} classes: model and process must agree on the number of classes"
         )
-    if not log_score.isfinite().all():
+    log_score = log_score.to(torch.promote_types(log_score.dtype, torch.float32))
+    if not math.isfinite(log_score.sum().item()):
         raise FloatingPointError(
             f"the network returned non-finite log-scores at t = {t.item():.4g}: its weights or the image are "
             "broken, or half precision overflowed; check them, or run the network in float32"
         )
-    return log_score.to(torch.promote_types(log_score.dtype, torch.float32))
+    return log_score
 
 
 def _label_step(

@@ -9,7 +9,7 @@ from didicm.diffusion import Features
 from didicm.models.embedding import WIDTH, Condition
 from didicm.models.score import Prediction, ScoreModel
 
-HIDDEN = 256
+HIDDEN = 128
 
 
 class Backbone(nn.Module):

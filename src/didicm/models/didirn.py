@@ -43,7 +43,8 @@ class DiDiRN(Trunk, ScoreModel):
         self.condition = Condition(num_classes)
         # One matrix product gives every block its condition: far fewer calls than one a block.
         self.project = nn.Linear(WIDTH, sum(self.block_channels))
-        self.norms = nn.ModuleList(nn.GroupNorm(math.gcd(32, n), n) for n in self.block_channels)
+        # 32 groups as in the paper; in narrow trunks fewer, as a group of one channel would erase the condition.
+        self.norms = nn.ModuleList(nn.GroupNorm(math.gcd(32, n // 2), n) for n in self.block_channels)
 
     def encode(self, image: Tensor) -> Features:
         """Stem and first block up to the first conditioning."""

@@ -1,0 +1,101 @@
+"""Loader throughput against timm's, on a generated folder of 500 x 375 JPEGs with the weak recipe.
+
+Both decode the same files with the same transforms and workers. Their epochs alternate in one process, and
+the best epoch of each counts: on a shared machine noise only ever slows down.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.measure import Result
+from didicm.data import SMALL, WEAK, EvalTransform, TrainTransform, make_loader, open_data
+
+CLASSES = 4
+
+
+def run(images: int = 200, batch_size: int = 10, workers: int = 2, rounds: int = 8) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        _write_images(Path(folder), images)
+        results = [_against_timm(folder, size, batch_size, workers, rounds) for size in (224, 112, 56)]
+    return [*results, _small_images(rounds)]
+
+
+def _against_timm(folder: str, size: int, batch_size: int, workers: int, rounds: int) -> Result:
+    loaders = {
+        "ours": _ours(folder, size, batch_size, workers),
+        "timm": _timms(folder, size, batch_size, workers),
+    }
+    best = dict.fromkeys(loaders, 0.0)
+    for epoch in range(rounds + 1):
+        for name, epoch_of in loaders.items():
+            speed = _images_per_second(epoch_of(epoch))
+            best[name] = max(best[name], speed if epoch else 0)  # the first epoch starts the workers
+    return Result(f"JPEGs of 500 x 375 to {size} px", best["ours"] / best["timm"], "x timm's speed", 1.0)
+
+
+def _small_images(rounds: int) -> Result:
+    """The in-memory path: 2,000 images of 28 x 28 with the small recipe, one core."""
+    transform = TrainTransform(SMALL, EvalTransform(size=28, channels=1, crop_pct=1.0))
+    loader = make_loader(open_data("fashion-mini", channels=1).train, transform, 128, train=True, seed=0)
+    best = 0.0
+    for epoch in range(rounds + 1):
+        loader.set_epoch(epoch)
+        best = max(best, _images_per_second(loader))
+    return Result("28 px from memory, in units of 20,000 images/s", best / 20_000, "x", 1.0)
+
+
+def _ours(folder: str, size: int, batch_size: int, workers: int) -> Callable[[int], Iterable]:
+    transform = TrainTransform(WEAK, EvalTransform(size=size))
+    loader = make_loader(
+        open_data(folder).train, transform, batch_size, train=True, seed=0, workers=workers, in_memory=False
+    )
+
+    def epoch_of(epoch: int) -> Iterable:
+        loader.set_epoch(epoch)
+        return loader
+
+    return epoch_of
+
+
+def _timms(folder: str, size: int, batch_size: int, workers: int) -> Callable[[int], Iterable]:
+    from timm.data import create_dataset, create_loader
+
+    loader = create_loader(
+        create_dataset("", root=folder, split="train"),
+        input_size=(3, size, size),
+        batch_size=batch_size,
+        is_training=True,
+        use_prefetcher=False,
+        scale=WEAK.scale,
+        ratio=WEAK.ratio,
+        hflip=WEAK.hflip,
+        color_jitter=WEAK.color_jitter,
+        interpolation=WEAK.train_interpolation,
+        num_workers=workers,
+        persistent_workers=True,
+    )
+    return lambda epoch: loader
+
+
+def _images_per_second(loader: Iterable) -> float:
+    start, count = time.perf_counter(), 0
+    for _, label in loader:
+        count += len(label)
+    return count / (time.perf_counter() - start)
+
+
+def _write_images(folder: Path, count: int) -> None:
+    """Write images about as heavy to decode as photographs: smooth shapes, and some noise (40 to 60 kB)."""
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC), dtype=np.float32)
+        pixels = np.clip(smooth + rng.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
+        place = folder / f"class{i % CLASSES}" / f"{i}.jpg"
+        place.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(place, quality=85)

@@ -1,0 +1,176 @@
+"""Worse images: lower resolution, and a suite of corruptions at severities 1 to 5.
+
+Strengths follow ImageNet-C (Hendrycks and Dietterich, 2019) where it has the corruption. Lengths are
+fractions of the image's shorter side, so that a severity means about the same at 28 and at 500 pixels. A
+corruption acts on the image as it comes from its source, before it is cropped or augmented: the camera was
+bad, not the crop.
+"""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from torch.nn import functional as F
+
+from didicm.data.images import DataError
+
+Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+
+ALIASES = {"noise": "gaussian_noise", "shot": "shot_noise", "motion": "motion_blur"}
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One corruption: a name of `SUITE` at severity 1 to 5, or `resolution` with the pixels to keep."""
+
+    name: str
+    severity: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", ALIASES.get(self.name, self.name))
+        if self.name == "resolution":
+            if self.severity < 1:
+                raise DataError(f"resolution is a number of pixels, at least 1, got {self.severity}")
+        elif self.name not in SUITE:
+            known = ", ".join(["resolution", *SUITE])
+            raise DataError(f"there is no corruption {self.name!r}; choose from {known}")
+        elif self.severity not in range(1, 6):
+            raise DataError(f"the severity of {self.name} must be 1 to 5, got {self.severity}")
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        """Corrupt an `L` or `RGB` image; whatever is random is drawn from `rng`."""
+        if self.name == "resolution":
+            return reduce_resolution(image, self.severity)
+        effect, strengths = SUITE[self.name]
+        return effect(image, strengths[self.severity - 1], rng)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.severity}"
+
+
+@dataclass(frozen=True)
+class Corruptions:
+    """Corruptions one after the other, as written `blur:2+jpeg:4`."""
+
+    parts: tuple[Corruption, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Corruptions":
+        """Read `name:severity`, joined by `+`."""
+        parts = []
+        for part in text.split("+"):
+            name, _, severity = part.strip().partition(":")
+            if not severity.strip().isdecimal():
+                raise DataError(f"{part.strip()!r} is no corruption; write name:severity, as in noise:3+jpeg:2")
+            parts.append(Corruption(name.strip(), int(severity)))
+        return cls(tuple(parts))
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        """Apply all in order."""
+        for part in self.parts:
+            image = part(image, rng)
+        return image
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+
+def reduce_resolution(image: Image.Image, pixels: int) -> Image.Image:
+    """Shrink the shorter side to `pixels` by averaging areas; never enlarges."""
+    scale = pixels / min(image.size)
+    if scale >= 1:
+        return image
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BOX)
+
+
+def _gaussian_noise(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    x = _to_floats(image)
+    return _to_image(x + strength * rng.standard_normal(x.shape, dtype=np.float32))
+
+
+def _shot_noise(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    photons = 1 / strength
+    return _to_image(rng.poisson(_to_floats(image) * photons) / photons)
+
+
+def _blur(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    return image.filter(ImageFilter.GaussianBlur(strength * min(image.size)))
+
+
+def _motion_blur(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    angle = rng.uniform(0, np.pi)
+    half = strength * min(image.size) / 2
+    reach = int(np.ceil(half)) + 1
+    kernel = torch.zeros(2 * reach + 1, 2 * reach + 1)
+    along = np.linspace(-half, half, 8 * reach + 1)
+    for dx, dy in zip(along * np.cos(angle) + reach, along * np.sin(angle) + reach, strict=True):
+        column, row = int(dx), int(dy)
+        right, down = dx - column, dy - row
+        kernel[row : row + 2, column : column + 2] += torch.tensor(
+            [[(1 - down) * (1 - right), (1 - down) * right], [down * (1 - right), down * right]]
+        )
+    x = _to_floats(image)
+    planes = torch.from_numpy(x.reshape(*x.shape[:2], -1)).permute(2, 0, 1).unsqueeze(1)
+    planes = F.pad(planes, [reach] * 4, mode="replicate")
+    blurred = F.conv2d(planes, (kernel / kernel.sum())[None, None])
+    return _to_image(blurred.squeeze(1).permute(1, 2, 0).numpy().reshape(x.shape))
+
+
+def _jpeg(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=int(strength))
+    return Image.open(file).convert(image.mode)
+
+
+def _contrast(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    x = _to_floats(image)
+    mean = x.mean(axis=(0, 1), keepdims=True)
+    return _to_image(mean + strength * (x - mean))
+
+
+def _brightness(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    return _to_image(_to_floats(image) + strength)
+
+
+def _occlusion(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    """Cover a share of the area with grey. With the same draws, a larger box contains a smaller one."""
+    box = []
+    for side in image.size:
+        length = max(1, round(side * strength**0.5))
+        start = int(np.clip(rng.uniform(0, side) - length / 2, 0, side - length))
+        box.append((start, start + length))
+    (left, right), (top, bottom) = box
+    image = image.copy()
+    image.paste(127 if image.mode == "L" else (127,) * 3, (left, top, right, bottom))
+    return image
+
+
+def _pixelate(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    small = tuple(max(1, round(side * strength)) for side in image.size)
+    return image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.NEAREST)
+
+
+def _to_floats(image: Image.Image) -> np.ndarray:
+    return np.asarray(image, dtype=np.float32) / 255
+
+
+def _to_image(x: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.clip(x * 255 + 0.5, 0, 255).astype(np.uint8))
+
+
+# Effect, and its strength at severities 1 to 5.
+SUITE: dict[str, tuple[Effect, tuple[float, ...]]] = {
+    "gaussian_noise": (_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),  # standard deviation, of white
+    "shot_noise": (_shot_noise, (1 / 60, 1 / 25, 1 / 12, 1 / 5, 1 / 3)),  # of white, per photon
+    "blur": (_blur, (0.010, 0.015, 0.022, 0.032, 0.045)),  # standard deviation, of the shorter side
+    "motion_blur": (_motion_blur, (0.06, 0.09, 0.13, 0.18, 0.25)),  # length, of the shorter side
+    "jpeg": (_jpeg, (25, 18, 15, 10, 7)),  # quality
+    "contrast": (_contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),  # what is left of it
+    "brightness": (_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),  # what is added, of white
+    "occlusion": (_occlusion, (0.05, 0.1, 0.2, 0.3, 0.45)),  # share of the area
+    "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # what is left of each side
+}

@@ -1,0 +1,1 @@
+"""Training: configuration, the loop, exact resume, progress."""

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from didicm.data import DataError, stratified_split, subset
+
+label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
+fractions = st.floats(0.01, 1)
+seeds = st.integers(0, 2**32)
+
+
+@given(label_lists, fractions, fractions, seeds)
+def test_subsets_are_nested(labels, a, b, seed):
+    small, large = subset(labels, min(a, b), seed), subset(labels, max(a, b), seed)
+    assert set(small) <= set(large)
+
+
+@given(label_lists, fractions, seeds)
+def test_subset_keeps_the_share_of_every_class(labels, fraction, seed):
+    kept = subset(labels, fraction, seed)
+    assert np.all(np.diff(kept) > 0)
+    for k, count in zip(*np.unique(labels, return_counts=True), strict=True):
+        n = np.sum(labels[kept] == k)
+        assert n >= 1
+        assert n == 1 or abs(n - fraction * count) <= 0.5
+
+
+@given(label_lists, seeds)
+def test_whole_subset_is_everything(labels, seed):
+    assert subset(labels, 1.0, seed).tolist() == list(range(len(labels)))
+
+
+def test_subset_depends_on_the_seed_and_on_nothing_else():
+    labels = np.repeat(np.arange(4), 50)
+    assert subset(labels, 0.25, 1).tolist() == subset(labels, 0.25, 1).tolist()
+    assert subset(labels, 0.25, 1).tolist() != subset(labels, 0.25, 2).tolist()
+    picked = subset(labels, 0.25, 1)
+    assert (
+        len({tuple(picked[labels[picked] == k] - 50 * k) for k in range(4)}) > 1
+    )  # classes differ in their choice
+
+
+@given(label_lists, st.floats(0.01, 0.99), seeds)
+def test_split_is_a_partition_that_trains_on_every_class(labels, fraction, seed):
+    train, val = stratified_split(labels, fraction, seed)
+    assert sorted([*train, *val]) == list(range(len(labels)))
+    assert set(labels[train]) == set(labels)
+    for k, count in zip(*np.unique(labels, return_counts=True), strict=True):
+        held = np.sum(labels[val] == k)
+        assert held < count
+        assert held == count - 1 or abs(held - fraction * count) <= 1
+
+
+@given(st.integers(2, 40), st.integers(2, 9), seeds)
+def test_many_small_classes_still_give_a_validation_split(classes, each, seed):
+    labels = np.repeat(np.arange(classes), each)
+    _, val = stratified_split(labels, 0.1, seed)
+    assert len(val) == min(max(1, int(0.1 * len(labels) + 0.5)), classes * (each - 1))
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.01, float("nan")])
+def test_impossible_fractions(fraction):
+    with pytest.raises(DataError, match="fraction"):
+        subset(np.zeros(3), fraction, 0)
+    with pytest.raises(DataError, match="fraction"):
+        stratified_split(np.zeros(3), fraction, 0)
