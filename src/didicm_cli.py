@@ -11,6 +11,8 @@ from importlib import import_module, metadata
 
 # name -> (what it does, module and function that does it)
 COMMANDS = {
+    "train": ("train a classifier on your images; run it again to resume", "didicm.commands.train:main"),
+    "doctor": ("look for trouble in your images before training", "didicm.commands.doctor:main"),
     "models": ("list the networks and what they cost", "didicm.commands.models:main"),
     "import-official": ("convert a checkpoint of the authors' code", "didicm.commands.import_official:main"),
     "demo": ("draw how each solver recovers a known posterior", "didicm.commands.demo:main"),

@@ -148,6 +148,20 @@ def test_the_loss_works_in_ddp(tmp_path):
         assert torch.allclose(gradient, sum(expected) / 2, atol=1e-6)
 
 
+def test_mixed_precision_wrappers_do_not_round_targets_and_random_numbers():
+    """lightning-fabric hands bfloat16 to what it wraps; a time of 8 bits would ruin the loss."""
+    from lightning_fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    classifier, (image, target) = diffusion(), batch()
+    seen = {}
+    classifier.losses = lambda image, target, u: seen.update(target=target, u=u) or image.mean((1, 2, 3))
+    u = torch.rand(4, 1, 4)
+    fabric.setup(Loss(classifier))(image, Loss.bits(target), Loss.bits(u), None)
+    assert torch.equal(seen["u"], u)
+    assert torch.equal(seen["target"], target)
+
+
 def test_several_draws_are_the_mean_of_single_ones():
     """Same expectation: over many repeats the averages agree within their errors, and several draws vary less."""
     image, target = batch()

@@ -4,6 +4,7 @@ from benchmarks.networks import randomise_statistics
 from torch import nn
 
 from didicm import DiffusionClassifier, StandardClassifier, UserError, create_model, optimize_for_inference, save
+from didicm.winograd import WinogradConv2d
 
 SMALL = {"num_classes": 5, "width": 0.25}
 CLASSIFIERS = {
@@ -35,10 +36,32 @@ def test_faster_says_the_same(kind):
         assert norms(fast.model) == 0
 
 
-def test_compiled_says_the_same():
-    classifier, image = CLASSIFIERS["official"]().eval(), torch.randn(2, 3, 32, 32)
-    fast = optimize_for_inference(classifier, compile=True)
+@pytest.fixture
+def winograd_calls(monkeypatch):
+    calls, winograd = [], WinogradConv2d.winograd
+    monkeypatch.setattr(WinogradConv2d, "winograd", lambda *args: calls.append(args) or winograd(*args))
+    return calls
+
+
+def test_wide_convolutions_say_the_same(winograd_calls):
+    torch.manual_seed(0)
+    model = create_model("didirn18", layout="official", num_classes=5, width=0.5)
+    classifier, image = DiffusionClassifier(model).eval(), torch.randn(4, 3, 64, 64)
+    randomise_statistics(model)
+    fast = optimize_for_inference(classifier)
     assert torch.allclose(fast(image), classifier(image), atol=1e-4)
+    assert len(winograd_calls) == 8 * 3  # steps, and the convolutions of stride 1 in the third stage
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(fast(image), classifier(image), atol=0.05)
+    assert len(winograd_calls) == 8 * 3
+
+
+def test_compiled_says_the_same(winograd_calls):
+    classifier = DiffusionClassifier(create_model("didirn10", layout="official", **SMALL)).eval()
+    randomise_statistics(classifier.model)
+    fast, image = optimize_for_inference(classifier, compile=True), torch.randn(16, 3, 32, 32)
+    assert torch.allclose(fast(image), classifier(image), atol=1e-4)
+    assert winograd_calls  # in the third stage
 
 
 def test_a_network_that_cannot_be_folded_stays_as_it_is():

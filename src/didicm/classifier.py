@@ -61,9 +61,26 @@ class Classifier(nn.Module, ABC):
     model: nn.Module
     num_classes: int
 
+    draws_per_image: int
+    numbers_per_draw: int  # uniform random numbers that one draw of the loss takes
+
     @abstractmethod
-    def loss(self, image: Tensor, target: Tensor) -> Tensor:
-        """Mean training loss of images (B, C, H, W) and target distributions (B, K)."""
+    def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
+        """Training loss of each image (B,), given its random numbers u (B, draws, numbers)."""
+
+    def loss(self, image: Tensor, target: Tensor, u: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """Mean training loss of images (B, C, H, W) and target distributions (B, K).
+
+        Args:
+            image: normalised images.
+            target: target distributions.
+            u: uniform numbers (B, draws, numbers) to draw noise with; by default fresh ones.
+            weight: weight of each image (B,).
+        """
+        if u is None:
+            u = torch.rand(len(image), self.draws_per_image, self.numbers_per_draw, device=image.device)
+        losses = self.losses(image, target, u)
+        return losses.mean() if weight is None else (losses * weight).mean()
 
     @abstractmethod
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
@@ -76,6 +93,8 @@ class Classifier(nn.Module, ABC):
 
 class DiffusionClassifier(Classifier):
     """DiDiCM: a score network, the process it was trained with, and how to sample from it."""
+
+    numbers_per_draw = 4  # one for the time, three for the noisy label
 
     def __init__(
         self,
@@ -96,14 +115,17 @@ class DiffusionClassifier(Classifier):
             )
         _at_least_one("draws_per_image", draws_per_image)
 
-    def loss(self, image: Tensor, target: Tensor) -> Tensor:
+    def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         """Score entropy (Algorithm 1); several draws of noise share one encoding of the image."""
-        rows = torch.arange(len(image), device=image.device).repeat(self.draws_per_image)
-        target, t = target[rows], _sample_time(rows.shape, image.device)
-        label = self.process.sample_label(target, t)
-        features = take(self.model.encode(image), rows) if self.draws_per_image > 1 else self.model.encode(image)
+        rows = torch.arange(len(image), device=image.device).repeat_interleave(self.draws_per_image)
+        target, u = target[rows], u.flatten(0, 1)
+        t = _time(u[:, 0])
+        label = self.process.sample_label(target, t, u[:, 1:])
+        features = self.model.encode(image)
+        if self.draws_per_image > 1:
+            features = take(features, rows)
         log_score = self.model.score(features, label, self.process.schedule.total(t))
-        return score_entropy(log_score, label, target, t, self.process).mean()
+        return score_entropy(log_score, label, target, t, self.process).view(len(image), -1).mean(1)
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
@@ -118,6 +140,8 @@ class StandardClassifier(Classifier):
     Objectives: `cross-entropy`; `binary-cross-entropy`, one yes-or-no question a class; and `marginal`, the DiDiCM
     loss of a network that sees neither label nor noise: the control that separates the loss from the conditioning.
     """
+
+    numbers_per_draw = 1
 
     def __init__(
         self,
@@ -138,16 +162,16 @@ class StandardClassifier(Classifier):
         self.draws_per_image = draws_per_image
         _at_least_one("draws_per_image", draws_per_image)
 
-    def loss(self, image: Tensor, target: Tensor) -> Tensor:
-        """The objective's mean over the batch."""
+    def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
+        """The objective of each image."""
         logits = _float(self.model(image))
         if self.objective == "cross-entropy":
-            return F.cross_entropy(logits, target)
+            return F.cross_entropy(logits, target, reduction="none")
         if self.objective == "binary-cross-entropy":
-            return F.binary_cross_entropy_with_logits(logits, target)
-        t = _sample_time((self.draws_per_image, len(image)), image.device)
+            return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
+        t = _time(u[..., 0].T)  # draws first: they share the images' targets
         log_q = self.process.log_marginal(logits.log_softmax(-1).expand(*t.shape, -1), t)
-        return marginal_score_entropy(log_q, target, t, self.process).mean()
+        return marginal_score_entropy(log_q, target, t, self.process).mean(0)
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
@@ -163,19 +187,29 @@ class StandardClassifier(Classifier):
 
 
 class Loss(nn.Module):
-    """A module whose forward is the classifier's loss, for wrappers such as DDP that only know `forward`."""
+    """A module whose forward is the classifier's loss, for wrappers such as DDP that only know `forward`.
+
+    Wrappers for mixed precision round what they are given, which is fine for images but not for targets and random
+    numbers: `bits` carries those past them.
+    """
 
     def __init__(self, classifier: Classifier) -> None:
         super().__init__()
         self.classifier = classifier
 
-    def forward(self, image: Tensor, target: Tensor) -> Tensor:
-        """Mean training loss."""
-        return self.classifier.loss(image, target)
+    def forward(self, image: Tensor, *rest: Tensor | None) -> Tensor:
+        """Mean training loss; the arguments are those of `Classifier.loss`, all but the image perhaps as bits."""
+        exact = (x.view(torch.float32) if x is not None and x.dtype == torch.int32 else x for x in rest)
+        return self.classifier.loss(image, *exact)
+
+    @staticmethod
+    def bits(x: Tensor) -> Tensor:
+        """A float32 tensor as the integers that it is made of."""
+        return x.float().contiguous().view(torch.int32)
 
 
-def _sample_time(shape: Any, device: torch.device) -> Tensor:
-    return MIN_TIME + (1 - MIN_TIME) * torch.rand(shape, device=device)
+def _time(u: Tensor) -> Tensor:
+    return MIN_TIME + (1 - MIN_TIME) * u
 
 
 def _float(x: Tensor) -> Tensor:

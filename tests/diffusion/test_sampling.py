@@ -204,6 +204,22 @@ def test_exact_states_on_the_way_are_the_noisy_posteriors():
         assert total_variation(step.probs, q).max() < 1e-6
 
 
+def test_the_last_bit_does_not_choose_the_label():
+    """A network may say 0 for most classes; rounding, which the batch can change, must not pick one of them."""
+    asked = []
+
+    class Sure(ExactScore):
+        def score(self, features, label, total):
+            asked.append(label)
+            rounding = 1e-7 * torch.randn(len(label), 100)
+            return super().score(features, label, total) + rounding
+
+    for _ in range(5):
+        sample_cp(Sure(), all_kinds(100)[:2], UniformProcess(100), steps=4)
+    runs = torch.stack(asked).view(5, 4, 2)
+    assert (runs == runs[0]).all()
+
+
 @pytest.mark.parametrize("K", [2, 21_841])
 def test_extreme_numbers_of_classes_and_a_batch_of_one(K):
     truth, process = all_kinds(K)[3:], UniformProcess(K, LogLinear(1e-5))

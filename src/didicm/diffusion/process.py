@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from didicm.diffusion.random import pick
 from didicm.diffusion.schedule import LogLinear, Schedule
 
 # Least signal of a class, so that a score without any reads as the uniform posterior.
@@ -49,15 +50,16 @@ class UniformProcess:
             return target
         return F.one_hot(target, self.num_classes).to(torch.get_default_dtype())
 
-    def sample_label(self, target: Tensor, t: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw noisy labels j ~ q_t (...) of hard labels (...) or target distributions (..., K)."""
-        label = target
-        if target.is_floating_point():
-            rows = target.reshape(-1, self.num_classes)
-            label = torch.multinomial(rows, 1, generator=generator).reshape(target.shape[:-1])
-        redraw = torch.rand(label.shape, device=label.device, generator=generator) < self.schedule.lost(t)
-        fresh = torch.randint(self.num_classes, label.shape, device=label.device, generator=generator)
-        return torch.where(redraw, fresh, label)
+    def sample_label(self, target: Tensor, t: Tensor, u: Tensor | None = None) -> Tensor:
+        """Draw noisy labels j ~ q_t (...) of hard labels (...) or target distributions (..., K).
+
+        `u` (..., 3) are the uniform numbers to draw with; by default fresh ones.
+        """
+        shape = target.shape[:-1] if target.is_floating_point() else target.shape
+        u = torch.rand(*shape, 3, device=target.device) if u is None else u
+        label = pick(target, u[..., 0]) if target.is_floating_point() else target
+        fresh = (u[..., 1].double() * self.num_classes).long()
+        return torch.where(u[..., 2] < self.schedule.lost(t), fresh, label)
 
     # What a score tells
 

@@ -32,6 +32,7 @@ Query: TypeAlias = Literal["start", "middle"]
 Average: TypeAlias = Literal["probs", "one-hot"]
 
 OFFICIAL_EPS = 1e-5
+NEGLIGIBLE = 1e-6  # difference of two probabilities, in units of the uniform one
 
 
 class ScoreFunction(Protocol):
@@ -276,7 +277,12 @@ def _label_step(
 def _select(p: Tensor, select: Select, random: ImageRandom) -> Tensor:
     if select == "sample":
         return pick(p, random.uniform().squeeze(-1))
-    return p.argmin(-1) if select == "argmin" else p.argmax(-1)
+    if select == "argmax":
+        return p.argmax(-1)
+    # Hundreds of classes can share the least probability up to rounding: take the first of them, so that the
+    # choice does not hang on the last bit.
+    least = p <= p.amin(-1, keepdim=True) + NEGLIGIBLE / p.shape[-1]
+    return least.byte().argmax(-1)
 
 
 def _uniform(image: Tensor, process: UniformProcess) -> Tensor:

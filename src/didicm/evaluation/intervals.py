@@ -1,0 +1,123 @@
+"""How sure a number is: intervals over images by the bootstrap, and over seeds by Student's t."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from didicm.errors import UserError
+from didicm.evaluation.metrics import Summary
+
+# Counts held at once: enough to keep the processor busy, few enough to stay near its caches.
+CHUNK = 2**21
+
+
+def bootstrap(
+    probs: Tensor, labels: Tensor, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Interval (low, high) of every metric of probabilities (N, K) over a redraw of the images.
+
+    Percentiles of the resampled values. Calibration errors (`cal/`) are biased upwards by the finite number of
+    images, and a resample has that bias twice; theirs are moved back by it, so they are intervals of what N images
+    measure on average. What hangs on a handful of errors gets too narrow an interval: `sc/Cov@1Risk` of hundreds
+    of images, or an accuracy near 1, which is of width 0 where no answer is wrong.
+    """
+    summary = Summary.of(probs, labels)
+    intervals = _intervals(summary.metrics, summary.num_images, resamples, level, seed)
+    # Moved back, the interval of a small error can begin below 0, where no error is.
+    return {name: (max(low, 0.0), high) for name, (_, low, high) in intervals.items()}
+
+
+def paired_difference(
+    a: Tensor, b: Tensor, labels: Tensor, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> dict[str, tuple[float, float, float]]:
+    """Each metric of `a` minus that of `b` and its interval as in `bootstrap`: (difference, low, high).
+
+    Both posteriors (N, K) are of the same images in the same order and are redrawn together.
+    """
+    if a.shape != b.shape:
+        raise UserError(f"posteriors of shapes {tuple(a.shape)} and {tuple(b.shape)} are not of the same images")
+    first, second = Summary.of(a, labels), Summary.of(b, labels)
+
+    def differ(weights: Tensor) -> dict[str, Tensor]:
+        x, y = first.metrics(weights), second.metrics(weights)
+        return {name: x[name] - y[name] for name in x}
+
+    return _intervals(differ, len(a), resamples, level, seed)
+
+
+def seed_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Mean over seeds and its Student-t interval, as (mean, low, high)."""
+    _check_level(level)
+    n = len(values)
+    if n < 2:
+        raise UserError(f"an interval over seeds needs at least 2 seeds, got {n}: run more")
+    if not all(map(math.isfinite, values)):
+        raise UserError(f"an interval over seeds needs finite values, got {list(values)}")
+    mean = math.fsum(values) / n
+    deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (n - 1))
+    half = _student(n - 1, level) * deviation / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def paired_seed_interval(
+    a: Sequence[float], b: Sequence[float], level: float = 0.95
+) -> tuple[float, float, float]:
+    """Mean of `a` minus `b`, seed by seed, and its Student-t interval, as (mean, low, high)."""
+    if len(a) != len(b):
+        raise UserError(f"a paired interval needs the same seeds on both sides, got {len(a)} and {len(b)}")
+    return seed_interval([x - y for x, y in zip(a, b, strict=True)], level)
+
+
+def _intervals(
+    measure: Callable[[Tensor], dict[str, Tensor]], n: int, resamples: int, level: float, seed: int
+) -> dict[str, tuple[float, float, float]]:
+    """Observed value and interval of everything that `measure` finds in a way of counting n images."""
+    _check_level(level)
+    if resamples < 1:
+        raise UserError(f"the number of resamples must be at least 1, got {resamples}")
+    observed = measure(torch.ones(1, n, dtype=torch.float64))
+    drawn = [measure(weights) for weights in _counts(n, resamples, seed)]
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    intervals = {}
+    for name, value in observed.items():
+        values = torch.cat([part[name] for part in drawn])
+        low, high = values.quantile(tails) - (values.mean() - value if name.startswith("cal/") else 0)
+        intervals[name] = (value.item(), low.item(), high.item())
+    return intervals
+
+
+def _counts(n: int, resamples: int, seed: int) -> Iterator[Tensor]:
+    """How often each resample draws each image, (R, N) at a time; every row sums to N."""
+    generator = torch.Generator().manual_seed(seed)
+    one = torch.ones((), dtype=torch.float64)
+    step = max(1, CHUNK // n)
+    for start in range(0, resamples, step):
+        drawn = torch.randint(n, (min(step, resamples - start), n), generator=generator)
+        yield torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, one.expand_as(drawn))
+
+
+def _student(freedom: int, level: float) -> float:
+    """Half-width of the central interval of Student's t (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+
+    def inside(angle: float) -> float:
+        """Probability that |t| is at most sqrt(freedom) tan(angle)."""
+        sine, cosine = math.sin(angle), math.cos(angle)
+        odd = freedom % 2
+        term, total = (cosine if odd else 1.0), 0.0
+        for k in range(1 + odd, freedom, 2):
+            total += term
+            term *= cosine**2 * k / (k + 1)
+        return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle) < level else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise UserError(f"the level of an interval must lie between 0 and 1, got {level}")

@@ -1,0 +1,1 @@
+"""Settings that ship, one YAML file each: `didicm train --recipe NAME`."""

@@ -1,0 +1,323 @@
+"""The training loop, for diffusion and standard classifiers alike."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from didicm.checkpoint import save, write_files
+from didicm.classifier import Loss
+from didicm.data import Loader, Mixer, make_loader, transform_to_dict
+from didicm.data.randomness import keys
+from didicm.errors import UserError
+from didicm.evaluation.metrics import evaluate_probs
+from didicm.training.config import TrainConfig, to_yaml
+from didicm.training.setup import Parts, build, check_batches
+from didicm.training.state import Position, has_state, load_state, save_state
+from didicm.training.tracking import Tracker
+
+CONFIG, STATE, LAST, BEST = "config.yaml", "state", "last", "best"
+MAX_SKIPPED = 50  # half-precision steps skipped in a row
+
+
+def train(config: TrainConfig) -> Path:
+    """Run or resume a training; returns the run's directory."""
+    fabric = Fabric(
+        accelerator=config.run.accelerator,
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or config.run.devices,  # torchrun knows best
+        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 0)) or config.run.nodes,
+        strategy=config.run.strategy,
+        precision=config.run.precision,
+    )
+    fabric.launch()
+    parts = build(config)
+    return Training(config, parts, fabric).run()
+
+
+class Training:
+    """One run: its parts, its position, and the steps that move it."""
+
+    def __init__(self, config: TrainConfig, parts: Parts, fabric: Fabric) -> None:
+        self.config, self.parts, self.fabric = config, parts, fabric
+        self.folder = Path(config.out)
+        share = check_batches(config, parts, fabric.world_size)
+        self.classifier = parts.classifier
+        if fabric.world_size > 1 and fabric.device.type == "cuda":
+            self.classifier = nn.SyncBatchNorm.convert_sync_batchnorm(self.classifier)
+        self.loader = self._loader(share)
+        self.steps_per_epoch = self.loader.batches_per_epoch // config.accumulate
+        self.total_steps = config.epochs * self.steps_per_epoch
+        self.mixer = Mixer(config.augment, len(parts.class_names), config.seed, fabric.global_rank)
+
+        self.position = Position()
+        self._skipped_in_a_row = 0
+        optimizer = self._optimizer()
+        self.ema = None
+        if config.optimizer.ema is not None:
+            if "fsdp" in config.run.strategy:
+                raise UserError(
+                    "optimizer.ema does not go with fsdp, which splits the weights: leave one of them out"
+                )
+            self.ema = ModelEmaV3(self.classifier.model.to(fabric.device), config.optimizer.ema)
+        resumed = has_state(self.folder / STATE)
+        if resumed:
+            self._restore(optimizer)
+        loss = Loss(self.classifier)
+        self.loss, self.optimizer = fabric.setup(torch.compile(loss) if config.run.compile else loss, optimizer)
+        self.scheduler = self._scheduler()
+        if not resumed and fabric.is_global_zero:
+            write_files(self.folder, {CONFIG: lambda path: path.write_text(to_yaml(config), encoding="utf-8")})
+        fabric.barrier()
+
+    def run(self) -> Path:
+        """Train from where the run stands to its end."""
+        position, fabric = self.position, self.fabric
+        tracker = Tracker(
+            self.folder, self.config.run, self.total_steps, position.step, silent=not fabric.is_global_zero
+        )
+        saved = time.monotonic()
+        try:
+            with _stoppable() as stop:
+                while position.step < self.total_steps:
+                    epoch, batch = divmod(position.step, self.steps_per_epoch)
+                    self.loader.set_epoch(epoch, batch * self.config.accumulate)
+                    for numbers in self._steps():
+                        position.step += 1
+                        tracker.step(position.step, epoch, self.config.batch_size, numbers)
+                        if position.step % self.steps_per_epoch == 0:
+                            self._after_epoch(epoch, tracker)
+                        if stop or time.monotonic() - saved >= self.config.run.save_seconds:
+                            self._save()
+                            saved = time.monotonic()
+                        if stop:
+                            raise KeyboardInterrupt
+                        if position.step % self.steps_per_epoch == 0:
+                            break
+            position.finished = True
+            self._save()
+        finally:
+            tracker.close()
+        return self.folder
+
+    def _steps(self) -> Iterator[dict[str, float]]:
+        """Take the steps that are left of the epoch; yields what is worth noting."""
+        config, fabric = self.config, self.fabric
+        batches = iter(self.loader)
+        while True:
+            step = self.position.step
+            self.scheduler.step_update(step)
+            self.loss.train()
+            total = 0.0
+            for part in range(config.accumulate):
+                drawn = next(batches, None)
+                if drawn is None:
+                    return
+                last = part == config.accumulate - 1
+                with fabric.no_backward_sync(self.loss, enabled=not last):
+                    loss = self.loss(*self._batch(*drawn, step * config.accumulate + part)) / config.accumulate
+                    fabric.backward(loss)
+                total += loss.item()
+            norm = self._clip()
+            if not math.isfinite(norm) and config.run.precision != "16-mixed":
+                self._stop_broken(step, total, norm)
+            self._update()
+            yield {"loss": total, "gradient_norm": norm, "lr": self.optimizer.param_groups[0]["lr"]}
+
+    def _batch(self, image: Tensor, label: Tensor, part: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Image, target, random numbers and weights of one part of a step: all functions of seed and part."""
+        config, fabric, classifier = self.config, self.fabric, self.classifier
+        seed = int(keys(config.seed, part)) % 2**63
+        torch.manual_seed(seed + fabric.global_rank)  # dropout and the like
+        # Numbers for the whole batch, dealt out as the loader deals the images: any split draws the same noise.
+        shape = len(image) * fabric.world_size, classifier.draws_per_image, classifier.numbers_per_draw
+        numbers = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        numbers = numbers[fabric.global_rank :: fabric.world_size].to(image.device)
+        image, target = self.mixer(image, label, part)
+        weight = None
+        if self.parts.class_weight is not None:
+            weight = target @ self.parts.class_weight.to(target.device)
+        return image, Loss.bits(target), Loss.bits(numbers), None if weight is None else Loss.bits(weight)
+
+    def _clip(self) -> float:
+        largest = self.config.optimizer.clip or math.inf
+        norm = self.fabric.clip_gradients(self.loss, self.optimizer, max_norm=largest, error_if_nonfinite=False)
+        return norm.item()
+
+    def _update(self) -> None:
+        """Step the optimiser; count the steps that half precision had to skip."""
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        before = scaler.get_scale() if scaler else None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if scaler:
+            skipped = scaler.get_scale() < before
+            self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+            self.position.skipped_steps += int(skipped)
+            if self._skipped_in_a_row >= MAX_SKIPPED:
+                self._stop_broken(self.position.step, math.nan, math.inf)
+        if self.ema is not None:
+            self.ema.update(self.classifier.model, step=self.position.step)
+
+    def _after_epoch(self, epoch: int, tracker: Tracker) -> None:
+        """Validate when it is time, and keep the last and the best model."""
+        self.position.unreadable = len(self.loader.skipped)
+        if (epoch + 1) % self.config.run.validate_epochs and epoch + 1 < self.config.epochs:
+            return
+        with self._averaged():
+            metrics = self._validate()
+            tracker.validation(self.position.step, epoch, metrics)
+            score = [metrics["cls/Acc"], metrics["cls/NLL"]]
+            best = self.position.best
+            better = best is None or (-score[0], score[1]) < (-best[0], best[1])
+            if self.fabric.is_global_zero:
+                self._save_model(LAST)
+                if better:
+                    self._save_model(BEST)
+            self.position.best = score if better else best
+        self.fabric.barrier()
+
+    @torch.no_grad()
+    def _validate(self) -> dict[str, float]:
+        """Metrics of the validation images with the real sampler; each process takes its share."""
+        fabric = self.fabric
+        share = max(1, self.config.batch_size // fabric.world_size)
+        loader = make_loader(
+            self.parts.val,
+            self.parts.view,
+            share,
+            train=False,
+            seed=self.config.seed,
+            workers=self.config.run.workers,
+            corruption=self.parts.corrupt_eval,
+            rank=fabric.global_rank,
+            world_size=fabric.world_size,
+            device=fabric.device,
+        )
+        self.classifier.eval()
+        probs, labels = [], []
+        for image, label in loader:
+            with fabric.autocast():
+                probs.append(self.classifier(image).float())
+            labels.append(label)
+        return evaluate_probs(*_gather(fabric, torch.cat(probs), torch.cat(labels)))
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Use the averaged weights, if there are any, inside the block."""
+        trained = self.classifier.model
+        if self.ema is not None:
+            self.classifier.model = self.ema.module
+        try:
+            yield
+        finally:
+            self.classifier.model = trained
+
+    def _save_model(self, name: str) -> None:
+        transform = transform_to_dict(self.parts.view)
+        save(self.classifier, self.folder / name, class_names=self.parts.class_names, transform=transform)
+
+    def _save(self) -> None:
+        if self.fabric.is_global_zero:
+            weights = {"model": self.classifier.model.state_dict()}
+            if self.ema is not None:
+                weights["ema"] = self.ema.module.state_dict()
+            save_state(self.folder / STATE, self.position, weights, self.optimizer.optimizer.state_dict())
+        self.fabric.barrier()
+
+    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+        self.position, weights, state = load_state(self.folder / STATE)
+        self.classifier.model.load_state_dict(weights["model"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(weights["ema"])
+        optimizer.load_state_dict(state)
+
+    def _stop_broken(self, step: int, loss: float, norm: float) -> None:
+        self._save()
+        raise UserError(
+            f"step {step + 1} has a loss of {loss:g} and a gradient of norm {norm:g}: training cannot go on; try "
+            f"a lower optimizer.lr, optimizer.clip 1.0 or run.precision 32-true in a new --out "
+            f"(the state before that step is in {self.folder})"
+        )
+
+    def _loader(self, share: int) -> Loader:
+        config = self.config
+        return make_loader(
+            self.parts.train,
+            self.parts.train_transform,
+            share,
+            train=True,
+            seed=config.seed,
+            workers=config.run.workers,
+            repeats=config.augment.repeats,
+            balanced=config.balance == "sampling",
+            corruption=self.parts.corrupt_train,
+            rank=self.fabric.global_rank,
+            world_size=self.fabric.world_size,
+            device=self.fabric.device,
+        )
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        settings = self.config.optimizer
+        lr = settings.lr * (self.config.fraction**-0.5 if settings.scale_lr else 1)
+        try:
+            return create_optimizer_v2(
+                self.classifier.model,
+                opt=settings.name,
+                lr=lr,
+                weight_decay=settings.weight_decay,
+                momentum=settings.momentum,
+            )
+        except (KeyError, ValueError, AssertionError) as error:
+            raise UserError(f"optimizer.name {settings.name!r} is none of timm's optimizers: {error}") from error
+
+    def _scheduler(self) -> CosineLRScheduler:
+        warmup = round(self.config.optimizer.warmup_epochs * self.steps_per_epoch)
+        return CosineLRScheduler(
+            self.optimizer,
+            t_initial=self.total_steps,
+            warmup_t=min(warmup, self.total_steps // 2),  # a short run must not be all warm-up
+            warmup_lr_init=1e-6,
+            t_in_epochs=False,
+        )
+
+
+def _gather(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Join what the processes have, which may differ by an image."""
+    if fabric.world_size > 1:
+        longest = int(fabric.all_reduce(torch.tensor(float(len(labels)), device=labels.device), reduce_op="max"))
+        pad = longest - len(labels)
+        labels = fabric.all_gather(nn.functional.pad(labels, (0, pad), value=-1)).flatten()
+        probs = fabric.all_gather(nn.functional.pad(probs, (0, 0, 0, pad))).flatten(0, 1)
+        probs, labels = probs[labels >= 0], labels[labels >= 0]
+    return probs.cpu(), labels.cpu()
+
+
+@contextmanager
+def _stoppable() -> Iterator[list[int]]:
+    """A list that is filled by Ctrl-C or a scheduler's SIGTERM, so that a step is finished and saved first."""
+    stop: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if stop:  # asked twice: at once
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
