@@ -65,7 +65,7 @@ def test_everything_is_found(sick):
 def test_healthy_data_is_ready():
     findings = examine("fashion-mini", channels=1, console=quiet())
     assert findings.problems == []
-    assert findings.verdict == "Ready to train: didicm train --data fashion-mini"
+    assert findings.verdict == "Ready to train: didicm train --recipe small --data fashion-mini --out runs/mine"
     assert "Ready to train" in printed(findings)
 
 

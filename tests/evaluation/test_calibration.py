@@ -56,7 +56,7 @@ def test_bounds_are_told():
     assert "flatter" in wrong.warning
 
 
-@pytest.mark.parametrize("probs", [torch.full((4, 4), 0.25), torch.full((3, 3), 1 / 3), torch.eye(3)])
+@pytest.mark.parametrize("probs", [torch.full((k, k), 1 / k) for k in (3, 4, 7, 13)] + [torch.eye(3)])
 def test_temperature_stays_where_none_is_better(probs):
     fitted = fit_temperature(probs, torch.arange(len(probs)))
     assert (fitted.value, fitted.warning) == (1.0, None)

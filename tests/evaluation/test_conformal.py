@@ -94,6 +94,12 @@ def test_threshold_is_the_corrected_quantile(case, alpha):
     assert rule.threshold == scores[math.ceil((n + 1) * (1 - alpha) - 1e-9) - 1]
 
 
+def test_rounding_of_the_level_does_not_move_the_threshold():
+    probs = torch.tensor([[1 - 0.05 * i, 0.05 * i] for i in range(9)]).double()
+    rule = fit_lac(probs, torch.zeros(9, dtype=torch.long), alpha=0.7)
+    assert rule.threshold == pytest.approx(0.1)  # the third of nine, though 10 x (1 - 0.7) exceeds 3 in floats
+
+
 @given(posteriors(), st.floats(0.05, 0.95), st.floats(0.05, 0.95), st.booleans())
 def test_sets_are_nested_as_alpha_falls_and_never_empty(case, a, b, allow_empty):
     probs, labels = case

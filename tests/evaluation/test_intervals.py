@@ -54,6 +54,12 @@ def test_intervals_hold_the_value_and_grow_with_the_level():
         assert low <= narrow[name][0] <= narrow[name][1] <= high
 
 
+def test_no_interval_goes_below_zero():
+    probs = torch.tensor([[0.5, 0.5]] * 10).double()  # right half of the time: a perfect ECE, and worse ones drawn
+    low, high = bootstrap(probs, torch.tensor([0, 1] * 5))["cal/ECE"]
+    assert low == 0 < high
+
+
 def test_interval_of_the_accuracy_is_binomial():
     probs, labels = simulate(1000, 5, seed=3)
     low, high = bootstrap(probs, labels, resamples=3000)["cls/Acc"]

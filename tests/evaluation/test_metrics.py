@@ -103,6 +103,22 @@ def test_confidence_one_shares_the_last_bin_and_zero_the_first():
     assert found["cal/cwECE"] == pytest.approx((1.95 - 1) / 2)
 
 
+def test_a_confidence_on_an_edge_belongs_to_the_bin_above():
+    # With 10 bins, .6 shares [.6, .7) with .65; both are right. Alone below it, .55 is wrong.
+    probs = torch.tensor([[0.6, 0.4], [0.65, 0.35], [0.55, 0.45]])
+    found = evaluate_probs(probs, torch.tensor([0, 0, 1]), bins=10)
+    assert found["cal/ECE"] == pytest.approx((0.4 + 0.35 + 0.55) / 3)
+
+
+def test_a_risk_of_just_the_limit_is_allowed():
+    probs = torch.tensor([[1 - 0.01 * i, 0.01 * i] for i in range(30)])
+    found = evaluate_probs(probs, torch.tensor([0] * 19 + [1] + [0] * 5 + [1] * 5))
+    assert found["sc/Cov@5Risk"] == 25 / 30  # 1 of 20 errs, then 1 of 25
+    found = evaluate_probs(probs, torch.tensor([0] * 19 + [1] * 11))
+    assert found["sc/Cov@5Risk"] == 20 / 30  # 1 of 20 is 5 %
+    assert found["sc/Cov@1Risk"] == 19 / 30
+
+
 def test_ties_count_with_their_expectation_over_random_order():
     confidence, wrong = [0.9, 0.6, 0.6, 0.6, 0.6, 0.55], [0, 1, 0, 0, 1, 1]
     probs = torch.tensor([[c, 1 - c] for c in confidence]).double()

@@ -171,7 +171,7 @@ def test_a_longer_run_goes_on_from_its_stored_settings(tmp_path):
     assert_same(weights(whole), weights(stopped))
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "fabric"])
+@pytest.mark.parametrize("launcher", ["torchrun", "fabric", "fsdp"])
 def test_two_processes_end_where_one_does(launcher, tmp_path):
     """On a network without batch statistics, whatever the split, a step is the same step."""
     settings = {
@@ -185,18 +185,23 @@ def test_two_processes_end_where_one_does(launcher, tmp_path):
         "optimizer__lr": 0.05,
         "draws_per_image": 2,
         "corrupt_eval": "resolution:7",
+        "optimizer__ema": "null" if launcher == "fsdp" else 0.9,
     }
     main(flags(tmp_path / "one", **settings))
     if launcher == "torchrun":
         start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m"]
         two = [*start, "didicm_cli", "train", *flags(tmp_path / "two", **settings, run__strategy="ddp")]
     else:
-        own = flags(tmp_path / "two", **settings, run__strategy="ddp", run__devices=2)
+        strategy = "fsdp" if launcher == "fsdp" else "ddp"
+        own = flags(tmp_path / "two", **settings, run__strategy=strategy, run__devices=2)
         two = [sys.executable, "-m", "didicm_cli", "train", *own]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(two, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert_same(weights(tmp_path / "one"), weights(tmp_path / "two"), atol=1e-5)
+    one, two = (load_state(tmp_path / run / "state") for run in ("one", "two"))
+    assert two[0].finished
+    assert_same(one[1]["model"], two[1]["model"], atol=1e-5)
     first, second = lines(tmp_path / "one")[-1], lines(tmp_path / "two")[-1]
     assert second["val/cls/NLL"] == pytest.approx(first["val/cls/NLL"], abs=1e-4)
 

@@ -5,7 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from didicm.commands.train import expand_recipe, make_parser, to_config
+from didicm.data import TrainTransform, open_data
 from didicm.data.doctor import examine, render
+from didicm.errors import UserError
+from didicm.training.setup import find_view
 
 
 def main(argv: list[str]) -> int:
@@ -16,13 +20,23 @@ def main(argv: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("data", help="where the images are, as for didicm train --data")
-    parser.add_argument("--channels", type=int, choices=[1, 3], default=3, help="1 for grey, 3 for RGB")
+    parser.add_argument("--recipe", default="small", help="whose transforms to draw (default small)")
     parser.add_argument(
         "--examples", type=Path, default=Path("doctor.png"), help="where to draw what the transforms do"
     )
     arguments = parser.parse_args(argv)
-    console = Console()
-    findings = examine(arguments.data, channels=arguments.channels, examples=arguments.examples, console=console)
+    console = Console(soft_wrap=True)
+    settings = make_parser()
+    config = to_config(settings, settings.parse_args(expand_recipe(["--recipe", arguments.recipe])))
+    transform, channels = None, config.image.channels or 3
+    try:
+        view = find_view(config.image, open_data(arguments.data, channels=channels, strict=False))
+        transform, channels = TrainTransform(config.augment, view), view.channels
+    except UserError as error:  # nothing to draw, but still something to report
+        console.print(str(error))
+    findings = examine(
+        arguments.data, channels=channels, transform=transform, examples=arguments.examples, console=console
+    )
     for part in render(findings):
         console.print(part)
     return 1 if findings.problems else 0

@@ -101,7 +101,7 @@ class Findings:
         """What to do next, in one line."""
         if self.problems:
             return f"Mend this first: {self.problems[0]}."
-        return f"Ready to train: didicm train --data {self.uri}"
+        return f"Ready to train: didicm train --recipe small --data {self.uri} --out runs/mine"
 
 
 @dataclass(frozen=True)

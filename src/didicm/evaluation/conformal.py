@@ -54,8 +54,8 @@ class Conformal:
             raise UserError("uniform numbers u are for method aps-randomised, which needs them, and for no other")
         inside = (_lac_scores(probs) if self.method == "lac" else _aps_scores(probs, u)) <= self.threshold
         if not allow_empty:
-            best = probs.argmax(-1, keepdim=True)
-            inside.scatter_(1, best, inside.gather(1, best) | ~inside.any(-1, keepdim=True))
+            # The most probable class has the lowest score, so it is in every other set already.
+            inside.scatter_(1, probs.argmax(-1, keepdim=True), True)
         return inside
 
     def to_dict(self) -> dict[str, Any]:

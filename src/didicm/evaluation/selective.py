@@ -93,9 +93,8 @@ class Curve:
 
     @property
     def _first(self) -> Tensor:
-        """Risk (R,) of the most confident image."""
-        covered = self.covered
-        return (self._slope * ((covered[:, :-1] == 0) & (covered[:, 1:] > 0))).sum(1)
+        """Risk (R,) of the most confident image: of the one group that starts at 0 and is not empty."""
+        return (self._slope * (self.covered[:, :-1] == 0)).sum(1)
 
     def _trapezoid(self, area: Tensor, first: Tensor) -> Tensor:
         last = self.wrong[:, -1] / self.total

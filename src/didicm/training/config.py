@@ -57,7 +57,7 @@ class RunConfig:
     """Where and how the run is carried out.
 
     Args:
-        strategy: ddp, fsdp, ...: those of lightning-fabric
+        strategy: auto, ddp, fsdp (which splits the weights over the processes), or others of lightning-fabric
         validate_epochs: validate every so many epochs, and at the end
         save_seconds: save the state at least this often, and at the end
         log_seconds: a line in metrics.jsonl, and on the screen if it is no terminal

@@ -1,12 +1,12 @@
 """The training loop, for diffusion and standard classifiers alike."""
 
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -22,7 +22,8 @@ from didicm.data.randomness import keys
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.training.config import TrainConfig, to_yaml
-from didicm.training.setup import Parts, build, check_batches
+from didicm.training.devices import gather, is_sharded, make_fabric, scatter
+from didicm.training.setup import Parts, build, build_classifier, check_batches
 from didicm.training.state import Position, has_state, load_state, save_state
 from didicm.training.tracking import Tracker
 
@@ -32,16 +33,9 @@ MAX_SKIPPED = 50  # half-precision steps skipped in a row
 
 def train(config: TrainConfig) -> Path:
     """Run or resume a training; returns the run's directory."""
-    fabric = Fabric(
-        accelerator=config.run.accelerator,
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or config.run.devices,  # torchrun knows best
-        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 0)) or config.run.nodes,
-        strategy=config.run.strategy,
-        precision=config.run.precision,
-    )
+    fabric = make_fabric(config.run)
     fabric.launch()
-    parts = build(config)
-    return Training(config, parts, fabric).run()
+    return Training(config, build(config), fabric).run()
 
 
 class Training:
@@ -61,19 +55,22 @@ class Training:
 
         self.position = Position()
         self._skipped_in_a_row = 0
-        optimizer = self._optimizer()
+        self.sharded = is_sharded(config.run)
         self.ema = None
         if config.optimizer.ema is not None:
-            if "fsdp" in config.run.strategy:
+            if self.sharded:
                 raise UserError(
                     "optimizer.ema does not go with fsdp, which splits the weights: leave one of them out"
                 )
             self.ema = ModelEmaV3(self.classifier.model.to(fabric.device), config.optimizer.ema)
         resumed = has_state(self.folder / STATE)
-        if resumed:
-            self._restore(optimizer)
+        optimizer_state = self._restore() if resumed else None
         loss = Loss(self.classifier)
-        self.loss, self.optimizer = fabric.setup(torch.compile(loss) if config.run.compile else loss, optimizer)
+        self.loss = fabric.setup_module(torch.compile(loss) if config.run.compile else loss)
+        optimizer = self._optimizer()  # after the module: a sharded one has other parameters
+        if optimizer_state is not None:
+            optimizer.load_state_dict(scatter(optimizer_state, optimizer))
+        self.optimizer = fabric.setup_optimizers(optimizer)
         self.scheduler = self._scheduler()
         if not resumed and fabric.is_global_zero:
             write_files(self.folder, {CONFIG: lambda path: path.write_text(to_yaml(config), encoding="utf-8")})
@@ -151,7 +148,7 @@ class Training:
     def _clip(self) -> float:
         largest = self.config.optimizer.clip or math.inf
         norm = self.fabric.clip_gradients(self.loss, self.optimizer, max_norm=largest, error_if_nonfinite=False)
-        return norm.item()
+        return gather(norm).item()
 
     def _update(self) -> None:
         """Step the optimiser; count the steps that half precision had to skip."""
@@ -173,7 +170,7 @@ class Training:
         self.position.unreadable = len(self.loader.skipped)
         if (epoch + 1) % self.config.run.validate_epochs and epoch + 1 < self.config.epochs:
             return
-        with self._averaged():
+        with self._as_saved():
             metrics = self._validate()
             tracker.validation(self.position.step, epoch, metrics)
             score = [metrics["cls/Acc"], metrics["cls/NLL"]]
@@ -209,14 +206,18 @@ class Training:
             with fabric.autocast():
                 probs.append(self.classifier(image).float())
             labels.append(label)
-        return evaluate_probs(*_gather(fabric, torch.cat(probs), torch.cat(labels)))
+        return evaluate_probs(*_join(fabric, torch.cat(probs), torch.cat(labels)))
 
     @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """Use the averaged weights, if there are any, inside the block."""
+    def _as_saved(self) -> Iterator[None]:
+        """Use the weights that are validated and saved inside the block: averaged ones, or sharded ones joined."""
         trained = self.classifier.model
         if self.ema is not None:
             self.classifier.model = self.ema.module
+        elif self.sharded:
+            whole = build_classifier(self.config, len(self.parts.class_names), self.parts.view.channels).model
+            whole.load_state_dict(gather(trained.state_dict()))
+            self.classifier.model = whole.to(self.fabric.device)
         try:
             yield
         finally:
@@ -227,19 +228,20 @@ class Training:
         save(self.classifier, self.folder / name, class_names=self.parts.class_names, transform=transform)
 
     def _save(self) -> None:
+        weights = {"model": gather(self.classifier.model.state_dict())}
+        optimizer = gather(self.optimizer.optimizer.state_dict())
         if self.fabric.is_global_zero:
-            weights = {"model": self.classifier.model.state_dict()}
             if self.ema is not None:
                 weights["ema"] = self.ema.module.state_dict()
-            save_state(self.folder / STATE, self.position, weights, self.optimizer.optimizer.state_dict())
+            save_state(self.folder / STATE, self.position, weights, optimizer)
         self.fabric.barrier()
 
-    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
-        self.position, weights, state = load_state(self.folder / STATE)
+    def _restore(self) -> dict[str, Any]:
+        self.position, weights, optimizer = load_state(self.folder / STATE)
         self.classifier.model.load_state_dict(weights["model"])
         if self.ema is not None:
             self.ema.module.load_state_dict(weights["ema"])
-        optimizer.load_state_dict(state)
+        return optimizer
 
     def _stop_broken(self, step: int, loss: float, norm: float) -> None:
         self._save()
@@ -291,7 +293,7 @@ class Training:
         )
 
 
-def _gather(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _join(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Join what the processes have, which may differ by an image."""
     if fabric.world_size > 1:
         longest = int(fabric.all_reduce(torch.tensor(float(len(labels)), device=labels.device), reduce_op="max"))
