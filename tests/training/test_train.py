@@ -190,10 +190,15 @@ def test_two_processes_end_where_one_does(launcher, tmp_path):
     main(flags(tmp_path / "one", **settings))
     if launcher == "torchrun":
         start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m"]
-        two = [*start, "didicm_cli", "train", *flags(tmp_path / "two", **settings, run__strategy="ddp")]
+        two = [
+            *start,
+            "didicm_cli",
+            "train",
+            *flags(tmp_path / "two", **settings, run__strategy="ddp", run__save_seconds=0),
+        ]
     else:
         strategy = "fsdp" if launcher == "fsdp" else "ddp"
-        own = flags(tmp_path / "two", **settings, run__strategy=strategy, run__devices=2)
+        own = flags(tmp_path / "two", **settings, run__strategy=strategy, run__devices=2, run__save_seconds=0)
         two = [sys.executable, "-m", "didicm_cli", "train", *own]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(two, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,6 +1,9 @@
 """Devices and processes through lightning-fabric; with fsdp every process holds a part of each weight."""
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +44,14 @@ def is_sharded(config: RunConfig) -> bool:
     return config.strategy == "fsdp"
 
 
+def agree(fabric: Fabric, *wishes: bool) -> list[bool]:
+    """What any process wishes, all do: their clocks and signals differ, but saving needs all of them."""
+    if fabric.world_size == 1:
+        return list(wishes)
+    votes = torch.tensor([float(wish) for wish in wishes], device=fabric.device)
+    return [vote > 0 for vote in fabric.all_reduce(votes, reduce_op="max").tolist()]
+
+
 def gather(state: Any) -> Any:
     """Join the parts of every sharded tensor in a nested state; all processes must take part."""
     if isinstance(state, DTensor):
@@ -68,3 +79,24 @@ def _shard(module: nn.Module, mesh: Any) -> nn.Module:
 
     fully_shard(module, mesh=mesh["data_parallel"])
     return module
+
+
+@contextmanager
+def stoppable() -> Iterator[list[int]]:
+    """A list that is filled by Ctrl-C or a scheduler's SIGTERM, so that a step is finished and saved first."""
+    stop: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if stop:  # asked twice: at once
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,7 +1,6 @@
 """The training loop, for diffusion and standard classifiers alike."""
 
 import math
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +19,12 @@ from didicm.classifier import Loss
 from didicm.data import Loader, Mixer, make_loader, transform_to_dict
 from didicm.data.randomness import keys
 from didicm.errors import UserError
-from didicm.evaluation.metrics import evaluate_probs
 from didicm.training.config import TrainConfig, to_yaml
-from didicm.training.devices import gather, is_sharded, make_fabric, scatter
+from didicm.training.devices import agree, gather, is_sharded, make_fabric, scatter, stoppable
 from didicm.training.setup import Parts, build, build_classifier, check_batches
 from didicm.training.state import Position, has_state, load_state, save_state
 from didicm.training.tracking import Tracker
+from didicm.training.validation import validate
 
 CONFIG, STATE, LAST, BEST = "config.yaml", "state", "last", "best"
 MAX_SKIPPED = 50  # half-precision steps skipped in a row
@@ -84,7 +83,7 @@ class Training:
         )
         saved = time.monotonic()
         try:
-            with _stoppable() as stop:
+            with stoppable() as stop:
                 while position.step < self.total_steps:
                     epoch, batch = divmod(position.step, self.steps_per_epoch)
                     self.loader.set_epoch(epoch, batch * self.config.accumulate)
@@ -93,10 +92,12 @@ class Training:
                         tracker.step(position.step, epoch, self.config.batch_size, numbers)
                         if position.step % self.steps_per_epoch == 0:
                             self._after_epoch(epoch, tracker)
-                        if stop or time.monotonic() - saved >= self.config.run.save_seconds:
+                        due = time.monotonic() - saved >= self.config.run.save_seconds
+                        stopping, due = agree(fabric, bool(stop), due)
+                        if stopping or due:
                             self._save()
                             saved = time.monotonic()
-                        if stop:
+                        if stopping:
                             raise KeyboardInterrupt
                         if position.step % self.steps_per_epoch == 0:
                             break
@@ -171,7 +172,7 @@ class Training:
         if (epoch + 1) % self.config.run.validate_epochs and epoch + 1 < self.config.epochs:
             return
         with self._as_saved():
-            metrics = self._validate()
+            metrics = validate(self.classifier, self.parts, self.config, self.fabric)
             tracker.validation(self.position.step, epoch, metrics)
             score = [metrics["cls/Acc"], metrics["cls/NLL"]]
             best = self.position.best
@@ -182,31 +183,6 @@ class Training:
                     self._save_model(BEST)
             self.position.best = score if better else best
         self.fabric.barrier()
-
-    @torch.no_grad()
-    def _validate(self) -> dict[str, float]:
-        """Metrics of the validation images with the real sampler; each process takes its share."""
-        fabric = self.fabric
-        share = max(1, self.config.batch_size // fabric.world_size)
-        loader = make_loader(
-            self.parts.val,
-            self.parts.view,
-            share,
-            train=False,
-            seed=self.config.seed,
-            workers=self.config.run.workers,
-            corruption=self.parts.corrupt_eval,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-            device=fabric.device,
-        )
-        self.classifier.eval()
-        probs, labels = [], []
-        for image, label in loader:
-            with fabric.autocast():
-                probs.append(self.classifier(image).float())
-            labels.append(label)
-        return evaluate_probs(*_join(fabric, torch.cat(probs), torch.cat(labels)))
 
     @contextmanager
     def _as_saved(self) -> Iterator[None]:
@@ -291,35 +267,3 @@ class Training:
             warmup_lr_init=1e-6,
             t_in_epochs=False,
         )
-
-
-def _join(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Join what the processes have, which may differ by an image."""
-    if fabric.world_size > 1:
-        longest = int(fabric.all_reduce(torch.tensor(float(len(labels)), device=labels.device), reduce_op="max"))
-        pad = longest - len(labels)
-        labels = fabric.all_gather(nn.functional.pad(labels, (0, pad), value=-1)).flatten()
-        probs = fabric.all_gather(nn.functional.pad(probs, (0, 0, 0, pad))).flatten(0, 1)
-        probs, labels = probs[labels >= 0], labels[labels >= 0]
-    return probs.cpu(), labels.cpu()
-
-
-@contextmanager
-def _stoppable() -> Iterator[list[int]]:
-    """A list that is filled by Ctrl-C or a scheduler's SIGTERM, so that a step is finished and saved first."""
-    stop: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if stop:  # asked twice: at once
-            raise KeyboardInterrupt
-        stop.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread
-        before = {}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
