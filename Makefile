@@ -18,7 +18,7 @@ $(READY): pyproject.toml
 	$(BIN)/uv pip install --python $(BIN)/python -e ".[dev]"
 	@touch $@
 
-demo: $(READY) ## watch each solver recover a known posterior, about two minutes
+demo: $(READY) ## DiDiCM against a standard classifier, at most five minutes, ends with a report
 	$(BIN)/didicm demo
 
 test: $(READY) ## run the tests

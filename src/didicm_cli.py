@@ -12,10 +12,14 @@ from importlib import import_module, metadata
 # name -> (what it does, module and function that does it)
 COMMANDS = {
     "train": ("train a classifier on your images; run it again to resume", "didicm.commands.train:main"),
+    "evaluate": ("measure a model on labelled images", "didicm.commands.evaluate:main"),
+    "calibrate": ("fit a temperature and conformal sets on held-out images", "didicm.commands.calibrate:main"),
+    "predict": ("say what is on images, and how sure that is", "didicm.commands.predict:main"),
     "doctor": ("look for trouble in your images before training", "didicm.commands.doctor:main"),
     "models": ("list the networks and what they cost", "didicm.commands.models:main"),
     "import-official": ("convert a checkpoint of the authors' code", "didicm.commands.import_official:main"),
-    "demo": ("draw how each solver recovers a known posterior", "didicm.commands.demo:main"),
+    "compare": ("DiDiCM against standard classifiers on your images: report.html", "didicm.commands.compare:main"),
+    "demo": ("compare them on images that ship with this package, in minutes", "didicm.commands.demo:main"),
 }
 
 

@@ -49,7 +49,7 @@ def test_help_takes_under_a_second():
         ([], "required: COMMAND"),
         (["--verbose", "demo"], "unrecognized arguments: --verbose"),
         (["demo", "--fast"], "--fast"),
-        (["demo", "--classes", "3"], "--classes must be at least 10"),
+        (["demo", "--solvers", "--classes", "3"], "--classes must be at least 10"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence_with_exit_code_2(arguments, says):
@@ -61,7 +61,7 @@ def test_mistakes_are_told_in_a_sentence_with_exit_code_2(arguments, says):
 
 def test_demo_draws_how_the_solvers_recover_the_posterior(tmp_path):
     picture = tmp_path / "new folder" / "solvers.png"
-    result = didicm("demo", "--classes", "20", "--images", "4", "--out", str(picture))
+    result = didicm("demo", "--solvers", "--classes", "20", "--images", "4", "--out", str(picture))
     assert result.returncode == 0, result.stderr
     assert "exact, asked mid-step" in result.stdout
     assert Image.open(picture).size == (1560, 960)

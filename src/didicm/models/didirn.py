@@ -43,8 +43,10 @@ class DiDiRN(Trunk, ScoreModel):
         self.condition = Condition(num_classes)
         # One matrix product gives every block its condition: far fewer calls than one a block.
         self.project = nn.Linear(WIDTH, sum(self.block_channels))
-        # 32 groups as in the paper; in narrow trunks fewer, as a group of one channel would erase the condition.
-        self.norms = nn.ModuleList(nn.GroupNorm(math.gcd(32, n // 2), n) for n in self.block_channels)
+        # 32 groups, as in the paper; other widths have 16 channels a group, as the paper's last stage. In smaller
+        # groups little is left of the condition, and of images that have shrunk to a pixel, nothing but signs.
+        groups = [32 if width == 1 else math.gcd(32, max(1, n // 16)) for n in self.block_channels]
+        self.norms = nn.ModuleList(nn.GroupNorm(g, n) for g, n in zip(groups, self.block_channels, strict=True))
 
     def encode(self, image: Tensor) -> Features:
         """Stem and first block up to the first conditioning."""

@@ -1,0 +1,185 @@
+"""`didicm compare`: is DiDiCM better than a standard classifier on these images, and at what cost?"""
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from rich.console import Console
+
+from didicm.commands.train import make_parser as train_parser
+from didicm.commands.train import to_config
+from didicm.data import Corruptions
+from didicm.errors import UserError
+from didicm.study import METHODS, Cell, Setting, make_cells, run_grid, write_report
+from didicm.study.cells import override
+from didicm.study.report import Report, read_plan, write_plan
+from didicm.study.results import RESULTS
+from didicm.study.table import Table
+from didicm.training.config import FREE, TrainConfig, flatten, recipe_path, recipes
+
+T = TypeVar("T")
+
+
+def main(argv: list[str]) -> int:
+    """Run what is left of the grid, then print and write what it shows."""
+    arguments = make_parser().parse_args(argv)
+    console = Console(soft_wrap=True)
+    if arguments.report_only:
+        if not (arguments.out / RESULTS).is_file():
+            raise UserError(f"--out {arguments.out} holds no {RESULTS}: run the comparison first, with --data")
+    else:
+        if not arguments.data:
+            raise UserError("no --data: say where the images are")
+        base = load_base(arguments)
+        methods = choose_methods(arguments.methods, arguments.recipe, base)
+        cells = make_cells(methods, settings_from(arguments), range(arguments.seeds))
+        command = "didicm compare " + shlex.join(argv)
+        run(base, cells, arguments.out, "DiDiCM against a standard classifier", command, arguments.jobs, console)
+    report = write_report(arguments.out)
+    for table in report.tables:
+        show(table, console)
+    conclude(report, arguments.out, console)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        prog="didicm compare",
+        description="Train DiDiCM and standard classifiers on the same trunk, over a grid of uncertainty and "
+        "seeds, and say which is better at what cost. Run it again on the same --out to resume or to add cells.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--data", help="where the images are: a folder, hf:..., wds:..., timm:..., fashion-mini")
+    parser.add_argument("--out", type=Path, required=True, help="folder of results, models and report.html")
+    parser.add_argument("--recipe", default="small", help=f"settings of all trainings: {', '.join(recipes())}")
+    parser.add_argument("--resolutions", help="pixels the networks see, such as 28,14,7 (default: the recipe's)")
+    parser.add_argument("--fractions", default="1", help="of the training images, such as 1,0.5,0.25 (default 1)")
+    parser.add_argument(
+        "--corruptions", default="none", help="of all images, such as none,noise:3,blur:2+jpeg:4 (default none)"
+    )
+    parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)} (default all)")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind (default 3)")
+    parser.add_argument("--epochs", type=int, help="of every training (default: the recipe's)")
+    parser.add_argument("--steps", type=int, help="of DiDiCM's sampler (default: the recipe's, 8)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work (default 1)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any setting of didicm train, for all trainings",
+    )
+    parser.add_argument("--report-only", action="store_true", help="make tables, figures and report again")
+    return parser
+
+
+def load_base(arguments: argparse.Namespace) -> TrainConfig:
+    """Settings that all trainings share."""
+    own = dict(_setting(text) for text in arguments.set)
+    own |= {"data": arguments.data}
+    own |= {
+        name: value for name, value in (("epochs", arguments.epochs), ("sampler.steps", arguments.steps)) if value
+    }
+    for name in ("seeds", "jobs"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    return override(load_recipe(arguments.recipe), own)
+
+
+def load_recipe(name: str, method: str = "diffusion") -> TrainConfig:
+    """Settings of a recipe."""
+    parser = train_parser()
+    return to_config(parser, parser.parse_args([f"--config={recipe_path(name, method)}"]))
+
+
+def choose_methods(names: str, recipe: str, base: TrainConfig) -> dict[str, dict[str, Any]]:
+    """The contestants; the standard ones follow the recipe's own file for them, where it has one."""
+    chosen = _list("--methods", names, str)
+    for name in chosen:
+        if name not in METHODS:
+            raise UserError(f"--methods has no {name!r}: choose from {', '.join(METHODS)}")
+    if base.augment.label_smoothing and "standard" in chosen:
+        chosen = [name for name in chosen if name != "standard-smooth"]  # the recipe smooths all of them
+    ours, theirs = flatten(load_recipe(recipe)), flatten(load_recipe(recipe, "standard"))
+    special = {name: value for name, value in theirs.items() if value != ours[name]}
+    return {name: {**(special if name.startswith("standard") else {}), **METHODS[name]} for name in chosen}
+
+
+def settings_from(arguments: argparse.Namespace) -> list[Setting]:
+    """The grid of uncertainty."""
+    sizes = _list("--resolutions", arguments.resolutions, int) if arguments.resolutions else [None]
+    fractions = _list("--fractions", arguments.fractions, float)
+    spoilt = [None if name == "none" else name for name in _list("--corruptions", arguments.corruptions, str)]
+    for name in spoilt:
+        if name is not None:
+            Corruptions.parse(name)
+    for value in fractions:
+        if not 0 < value <= 1:
+            raise UserError(f"--fractions must lie in (0, 1], got {value:g}")
+    if any(size is not None and size < 1 for size in sizes):
+        raise UserError(f"--resolutions must be at least 1, got {min(sizes)}")
+    return [Setting(*values) for values in product(sizes, fractions, spoilt)]
+
+
+def run(
+    base: TrainConfig, cells: Sequence[Cell], out: Path, title: str, command: str, jobs: int, console: Console
+) -> None:
+    """Note what was asked for, and run the grid; a folder keeps to one set of base settings."""
+    settings = {k: v for k, v in flatten(base).items() if k not in (*FREE, "out") and not k.startswith("run.")}
+    stored = read_plan(out).get("settings")
+    if stored is not None and stored != settings:
+        changed = [f"{k} is {v}, not {settings.get(k)}" for k, v in stored.items() if settings.get(k) != v]
+        raise UserError(
+            f"{out} was started with other settings ({'; '.join(changed) or 'of another version'}): "
+            "give them again, or another --out"
+        )
+    if stored is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
+    plan = {"title": title, "command": command, "data": base.data, "model": base.model, "settings": settings}
+    write_plan(out, plan)
+    try:
+        run_grid(base, cells, out, jobs=jobs, console=console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; what is done is in {out}: the same command goes on from there")
+        raise
+
+
+def show(table: Table, console: Console) -> None:
+    """Print a table as wide as the terminal; a file or a pipe has room for all of it."""
+    wide = console if console.is_terminal else Console(width=160)
+    wide.print()
+    wide.print(table.to_rich(wide.width))
+
+
+def conclude(report: Report, out: Path, console: Console) -> None:
+    """Print the verdict and where things are."""
+    console.print()
+    for sentence in report.verdict:
+        console.print(sentence, highlight=False)
+    console.print(f"\nreport: {os.path.abspath(report.path)}\nnumbers: {out / RESULTS}", highlight=False)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--set needs NAME=VALUE, as in --set batch_size=32, got {text!r}")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UserError(f"--set {name}: {value!r} cannot be read ({error})") from error
+
+
+def _list(flag: str, text: str, kind: Callable[[str], T]) -> list[T]:
+    try:
+        values = [kind(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise UserError(f"{flag} needs values with commas between them, got {text!r}") from error
+    if not values:
+        raise UserError(f"{flag} is empty: give at least one value")
+    return list(dict.fromkeys(values))

@@ -1,0 +1,24 @@
+"""Grids of trainings and what they show: results on disk, tables, verdict, figures, report."""
+
+from didicm.study.cells import METHODS, Cell, Setting, make_cells
+from didicm.study.grid import run_grid
+from didicm.study.report import write_report
+from didicm.study.results import Results
+from didicm.study.tables import Row, cost_table, difference_table, main_table, rows_of
+from didicm.study.verdict import verdict
+
+__all__ = [
+    "METHODS",
+    "Cell",
+    "Results",
+    "Row",
+    "Setting",
+    "cost_table",
+    "difference_table",
+    "main_table",
+    "make_cells",
+    "rows_of",
+    "run_grid",
+    "verdict",
+    "write_report",
+]

@@ -1,0 +1,114 @@
+"""What a grid is made of: a method, an uncertainty setting and a seed make a cell, which is one training."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import product
+from typing import Any
+
+from didicm.errors import UserError
+from didicm.training.config import TrainConfig, flatten
+
+# The contestants of a comparison: what each changes in the recipe. All have the same trunk, epochs and batches.
+METHODS: dict[str, dict[str, Any]] = {
+    "standard": {"method": "standard"},
+    "standard-smooth": {"method": "standard", "augment.label_smoothing": 0.1},
+    "didicm-score": {"method": "diffusion", "model_args.prediction": "score"},
+    "didicm-posterior": {"method": "diffusion", "model_args.prediction": "posterior"},
+}
+LABELS = {
+    "standard": "standard",
+    "standard-smooth": "standard, smoothed labels",
+    "didicm-score": "DiDiCM score",  # the paper's form
+    "didicm-posterior": "DiDiCM posterior",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How little the images tell.
+
+    Args:
+        resolution: pixels that the network sees; none means the recipe's size
+        fraction: of the training images
+        corruption: of training and test images, such as noise:3
+    """
+
+    resolution: int | None = None
+    fraction: float = 1.0
+    corruption: str | None = None
+
+    def __str__(self) -> str:
+        size = f"{self.resolution} px, " if self.resolution else ""
+        spoilt = f", {self.corruption}" if self.corruption else ""
+        return f"{size}{100 * self.fraction:g} % of the images{spoilt}"
+
+    @property
+    def short(self) -> str:
+        """A name for the axis of a plot."""
+        size = f"{self.resolution} px\n" if self.resolution else ""
+        return f"{size}{100 * self.fraction:g} %" + (f"\n{self.corruption}" if self.corruption else "")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of a grid; `overrides` are dotted names of TrainConfig, such as `augment.mixup`."""
+
+    method: str
+    setting: Setting = field(default_factory=Setting)
+    seed: int = 0
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self, base: TrainConfig) -> TrainConfig:
+        """Settings of the training."""
+        setting = self.setting
+        own: dict[str, Any] = {**self.overrides, "seed": self.seed, "fraction": setting.fraction}
+        if setting.resolution is not None:
+            own["image.size"] = setting.resolution
+        if setting.corruption is not None:
+            own |= {"corrupt_train": setting.corruption, "corrupt_eval": setting.corruption}
+        config = override(base, own)
+        # A grid is spread over cells, not over devices, and nobody looks at the curve of a single cell.
+        run = replace(config.run, devices=1, nodes=1, strategy="auto", tensorboard=False, wandb=None)
+        return replace(config, run=replace(run, validate_epochs=config.epochs))
+
+    def key(self, base: TrainConfig) -> str:
+        """A name that is the same for the same training, and fit for a file."""
+        # How a run is carried out is no part of what it is, but for its precision.
+        values = {k: v for k, v in flatten(self.config(base)).items() if k != "out" and k[:4] != "run."}
+        values |= {"method name": self.method, "precision": base.run.precision}
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+        setting = f"{self.setting.resolution or 'own'}px-{self.setting.fraction:g}"
+        name = f"{self.method}_{setting}_{self.setting.corruption or 'none'}_seed{self.seed}_{digest}"
+        return re.sub(r"[^A-Za-z0-9._+-]", "-", name)
+
+    def __str__(self) -> str:
+        return f"{LABELS.get(self.method, self.method)}, {self.setting}, seed {self.seed}"
+
+
+def make_cells(
+    methods: Mapping[str, Mapping[str, Any]], settings: Iterable[Setting], seeds: Iterable[int]
+) -> list[Cell]:
+    """Every method in every setting with every seed; seed by seed, so that an early look shows whole columns."""
+    return [
+        Cell(name, setting, seed, overrides)
+        for seed, setting, (name, overrides) in product(list(seeds), list(settings), methods.items())
+    ]
+
+
+def override(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """Replace settings by their dotted names; an unknown one is told in a sentence."""
+    for name, value in values.items():
+        config = _replace(config, name.split("."), value, name)
+    return config
+
+
+def _replace(config: Any, path: list[str], value: Any, name: str) -> Any:
+    head, rest = path[0], path[1:]
+    if isinstance(config, dict):
+        return {**config, head: _replace(config.get(head, {}), rest, value, name) if rest else value}
+    if not is_dataclass(config) or head not in {item.name for item in fields(config)}:
+        raise UserError(f"there is no setting {name!r}: see didicm train --help")
+    return replace(config, **{head: _replace(getattr(config, head), rest, value, name) if rest else value})

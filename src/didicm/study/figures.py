@@ -1,0 +1,244 @@
+"""Figures of a comparison, from stored results alone: numbers over settings, and curves of stored posteriors."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from didicm.evaluation import (
+    apply_temperature,
+    entropy_histogram,
+    evaluate_probs,
+    load_posteriors,
+    reliability,
+    risk_coverage,
+)
+from didicm.study.cells import LABELS, Setting
+from didicm.study.style import RIGHT, WRONG, legend_below, look, plt
+from didicm.study.tables import Estimate, Row, difference, estimate, name_of, select, settings_of, variants_of
+
+PANELS = 4  # at most so many settings side by side
+
+Stored = dict[str, tuple[Tensor, Tensor]]  # probabilities and labels of a method, over all its seeds
+
+
+def over_uncertainty(rows: Sequence[Row]) -> plt.Figure:
+    """Accuracy and NLL of each method from the most to the least telling setting."""
+    settings = settings_of(rows)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    metrics = (("cls/Acc", 100, "top-1 accuracy, %"), ("cls/NLL, T", 1, "NLL with temperature (lower is better)"))
+    for panel, (metric, scale, title) in zip(axes, metrics, strict=True):
+        for i, variant in enumerate(_main(rows)):
+            found = [estimate(select(rows, variant, s), metric) for s in settings]
+            at = [j + 0.06 * (i - 1.5) for j, x in enumerate(found) if x]
+            _with_bars(panel, at, [x for x in found if x], scale, variant[0], name_of(variant))
+        panel.set(title=title)
+        _setting_ticks(panel, settings)
+    legend_below(figure, axes[0])
+    return figure
+
+
+def gains(rows: Sequence[Row]) -> plt.Figure | None:
+    """What DiDiCM gains over each standard classifier, with paired intervals."""
+    settings, variants = settings_of(rows), variants_of(rows)
+    standard = [v for v in variants if v[0].startswith("standard")]
+    ours = [v for v in _main(rows) if v not in standard]
+    if not standard or not ours:
+        return None
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+    metrics = (
+        ("cls/Acc", 100, "gain in accuracy, points"),
+        ("cls/NLL, T", -1, "gain in NLL (both with temperature)"),
+    )
+    pairs = [(v, o) for v in ours for o in standard]
+    for panel, (metric, scale, title) in zip(axes, metrics, strict=True):
+        for i, (variant, opponent) in enumerate(pairs):
+            found = [difference(select(rows, variant, s), select(rows, opponent, s), metric) for s in settings]
+            at = [j + 0.12 * (i - (len(pairs) - 1) / 2) for j, x in enumerate(found) if x]
+            label = f"{LABELS.get(variant[0], variant[0])} over {name_of(opponent)}"
+            kept = [x for x in found if x]
+            _with_bars(panel, at, kept, scale, variant[0], label, filled=opponent[0] == "standard", line="")
+        panel.axhline(0, color="#333333", linewidth=1)
+        panel.set(title=f"{title}: up is better")
+        _setting_ticks(panel, settings)
+    legend_below(figure, axes[0], 1 if len(pairs) < 3 else 2)
+    return figure
+
+
+def calls_against_quality(rows: Sequence[Row]) -> plt.Figure | None:
+    """Accuracy and NLL over the number of network calls of one trained network."""
+    settings = settings_of(rows)[:PANELS]
+    diffusion = [v for v in _main(rows) if not v[0].startswith("standard")]
+    if not diffusion:
+        return None
+    figure, grid = plt.subplots(
+        2, len(settings), figsize=(3.4 * len(settings) + 1, 6), layout="constrained", squeeze=False, sharex=True
+    )
+    for column, setting in enumerate(settings):
+        for line, (metric, scale, name) in enumerate(
+            (("cls/Acc", 100, "top-1, %"), ("cls/NLL", 1, "NLL, as trained"))
+        ):
+            panel: Axes = grid[line][column]
+            for variant in (v for v in _main(rows) if v[0].startswith("standard")):
+                found = estimate(select(rows, variant, setting), metric)
+                if found:
+                    colour, _, style = look(variant[0])
+                    panel.axhline(scale * found.mean, color=colour, linestyle=style, label=name_of(variant))
+            for method, _ in diffusion:
+                _curve(panel, [r for r in rows if r.method == method and r.setting == setting], metric, scale)
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_formatter("{x:g}")
+            if line == 0:
+                panel.set_title(str(setting))
+            else:
+                panel.set_xlabel("network calls")
+            if column == 0:
+                panel.set_ylabel(name)
+    legend_below(figure, grid[0][0], 3)
+    return figure
+
+
+def reliability_diagrams(stored: Stored, setting: Setting) -> plt.Figure:
+    """Confidence against accuracy, with the gap between them, before temperature."""
+    figure, axes = _panels(len(stored), "accuracy")
+    for panel, (method, (probs, labels)) in zip(axes, stored.items(), strict=True):
+        curve = reliability(probs, labels, 10)
+        kept = curve.count > 0
+        x, y = curve.confidence[kept].numpy(), curve.accuracy[kept].numpy()
+        colour, marker, style = look(method)
+        panel.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":")
+        panel.fill_between(x, x, y, color=colour, alpha=0.15, linewidth=0)
+        panel.plot(x, y, color=colour, marker=marker, linestyle=style)
+        share = curve.count / curve.count.sum()
+        panel.bar(np.linspace(0.05, 0.95, 10), share.numpy() * 0.5, 0.09, color="#cccccc", zorder=0.5)
+        error = evaluate_probs(probs, labels)["cal/ECE"]
+        panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
+        panel.set_title(f"{LABELS.get(method, method)}\nECE {100 * error:.1f} %")
+    figure.suptitle(f"{setting}; as trained; grey: share of the images", x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def risk_coverage_curves(stored: Stored, setting: Setting) -> plt.Figure:
+    """Share of errors when only the surest images are answered."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
+    for method, (probs, labels) in stored.items():
+        curve = risk_coverage(probs, labels)
+        colour, marker, style = look(method)
+        keep = curve.coverage > 0.02
+        x, y = curve.coverage[keep].numpy(), 100 * curve.risk[keep].numpy()
+        every = max(1, len(x) // 8)
+        axes.plot(
+            100 * x,
+            y,
+            color=colour,
+            linestyle=style,
+            marker=marker,
+            markevery=every,
+            label=LABELS.get(method, method),
+        )
+    axes.set(xlabel="images answered, the surest first, %", ylabel="errors among them, %", title=str(setting))
+    axes.legend(loc="upper left")
+    return figure
+
+
+def entropies(stored: Stored, setting: Setting) -> plt.Figure:
+    """Entropy of right and of wrong answers, before temperature."""
+    figure, axes = _panels(len(stored), "share of the images", height=3.4)
+    for panel, (method, (probs, labels)) in zip(axes, stored.items(), strict=True):
+        bars = entropy_histogram(probs, labels, 15)
+        total = bars.right.sum() + bars.wrong.sum()
+        edges = bars.edges.numpy()
+        panel.stairs((bars.right / total).numpy(), edges, fill=True, color=RIGHT, alpha=0.75, label="right")
+        panel.stairs((bars.wrong / total).numpy(), edges, color=WRONG, linewidth=2, hatch="//", label="wrong")
+        panel.set(xlabel="entropy, nats", title=LABELS.get(method, method))
+    axes[0].legend()
+    figure.suptitle(f"{setting}; as trained", x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def load_stored(rows: Sequence[Row], setting: Setting, folder: Path, tempered: bool = False) -> Stored:
+    """Posteriors of every method as its recipe reads it, in one setting, over all seeds."""
+    stored: Stored = {}
+    for variant in _main(rows):
+        files = [
+            (row, load_posteriors(folder / row.posteriors))
+            for row in select(rows, variant, setting)
+            if row.posteriors
+        ]
+        if files:
+            probs = [apply_temperature(p.probs, row.temperature) if tempered else p.probs for row, p in files]
+            stored[variant[0]] = torch.cat(probs), torch.cat([p.labels for _, p in files])
+    return stored
+
+
+def _main(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    main = {row.variant for row in rows if row.main}
+    return [variant for variant in variants_of(rows) if variant in main]
+
+
+def _curve(panel: Axes, rows: Sequence[Row], metric: str, scale: float) -> None:
+    if not rows:
+        return
+    method = rows[0].method
+    colour, marker, style = look(method)
+    label = LABELS.get(method, method)
+    steps = sorted({row.variant for row in rows if "step" in row.reading}, key=lambda v: int(v[1].split()[0]))
+    found = [estimate(select(rows, variant), metric) for variant in steps]
+    calls = [int(variant[1].split()[0]) for variant in steps]
+    panel.plot(calls, [scale * x.mean for x in found], color=colour, marker=marker, linestyle=style, label=label)
+    single = estimate(select(rows, (method, "1 call")), metric)
+    if single:
+        panel.plot(
+            [1],
+            [scale * single.mean],
+            marker="*",
+            markersize=13,
+            color=colour,
+            linestyle="",
+            mec="white",
+            label=f"{label}: read in one call",
+        )
+
+
+def _with_bars(
+    panel: Axes,
+    at: Sequence[float],
+    found: Sequence[Estimate],
+    scale: float,
+    method: str,
+    label: str,
+    *,
+    filled: bool = True,
+    line: str | None = None,
+) -> None:
+    """Draw means with their intervals, where they have any."""
+    colour, marker, style = look(method)
+    spread = [abs(scale) * (x.high - x.mean) if x.high is not None else 0 for x in found]
+    panel.errorbar(
+        at,
+        [scale * x.mean for x in found],
+        yerr=spread if any(spread) else None,
+        color=colour,
+        marker=marker,
+        mfc=colour if filled else "white",
+        linestyle=style if line is None else line,
+        capsize=3,
+        elinewidth=1.2,
+        label=label,
+    )
+
+
+def _setting_ticks(panel: Axes, settings: Sequence[Setting]) -> None:
+    panel.set_xticks(range(len(settings)), [s.short for s in settings])
+    panel.margins(x=0.12)
+
+
+def _panels(count: int, name: str, height: float = 3.9) -> tuple[plt.Figure, list[Axes]]:
+    figure, axes = plt.subplots(
+        1, count, figsize=(3.1 * count + 0.4, height), layout="constrained", squeeze=False, sharey=True
+    )
+    axes[0][0].set_ylabel(name)
+    return figure, list(axes[0])

@@ -1,0 +1,40 @@
+"""A table as text, for the screen and for the report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table as RichTable
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text, for the screen and for the report."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    groups: list[int]  # rows before which a new group begins
+    note: str = ""
+    spare: tuple[str, ...] = ()  # columns to leave out where there is no room, the most dispensable first
+
+    def to_rich(self, width: int = 1000) -> RichTable:
+        """For a screen of so many characters."""
+        dropped: list[str] = []
+        for name in self.spare:
+            if self._width(dropped) <= width:
+                break
+            dropped.append(name)
+        note = self.note + (f"; report.html also has {', '.join(dropped)}" if dropped else "")
+        table = RichTable(title=self.title, caption=note, title_justify="left", caption_justify="left")
+        kept = [i for i, name in enumerate(self.header) if name not in dropped]
+        for i in kept:
+            table.add_column(self.header[i], justify="right" if i else "left", min_width=None if i else 20)
+        for number, row in enumerate(self.rows):
+            if number in self.groups and number:
+                table.add_section()
+            table.add_row(*(row[i] for i in kept))
+        return table
+
+    def _width(self, dropped: Sequence[str]) -> int:
+        columns = [column for column in zip(self.header, *self.rows, strict=True) if column[0] not in dropped]
+        return sum(max(map(len, column)) for column in columns) + 3 * len(columns) + 1

@@ -1,0 +1,110 @@
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from didicm.errors import UserError
+from didicm.study import Setting, run_grid, write_report
+from tests.study.making import base, cells
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FIGURES = {"uncertainty", "gains", "calls", "reliability", "risk", "entropy", "trajectories", "mistakes"}
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Collects what a test asks about, and checks that tags close."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.images, self.resources, self.open, self.text = [], [], [], ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.resources += [value for name, value in attributes.items() if name in ("src", "href", "srcset")]
+        if tag == "img":
+            self.images.append(attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "a b"
+    settings = (Setting(14, 0.1), Setting(7, 0.05))
+    run_grid(base(), cells(2, ("standard", "didicm-posterior"), settings), out)
+    write_report(out)
+    return out
+
+
+def test_the_report_is_one_file_with_every_picture_inside(study):
+    text = (study / "report.html").read_text()
+    page = Page(text)
+    assert len(page.images) == len(FIGURES)
+    assert all(image["src"].startswith("data:image/") and image["alt"] for image in page.images)
+    assert all(resource.startswith("data:") for resource in page.resources)
+    assert "http" not in re.sub(r"data:image[^\"]*", "", text)
+    assert "url(" not in text
+    for words in ("1000 test images", "14 px, 10 % of the images", "--report-only", "DiDiCM posterior, 1 call"):
+        assert words in page.text
+
+
+def test_everything_is_made_again_from_stored_results_alone(study, tmp_path):
+    copy = tmp_path / "a b"
+    shutil.copytree(study, copy)
+    for made in ("report.html", "figures"):
+        path = copy / made
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for folder in (copy / "cells").iterdir():
+        shutil.rmtree(folder / "last")  # no model is needed
+    again = write_report(copy)
+    assert {path.stem for path in (copy / "figures").iterdir()} == FIGURES
+    for path in (study / "figures").glob("*.svg"):
+        assert path.read_bytes() == (copy / "figures" / path.name).read_bytes()
+    assert again.verdict == write_report(copy).verdict
+    strip = lambda path: path.read_text().replace(str(path.parent), "")  # noqa: E731
+    assert strip(study / "report.html") == strip(copy / "report.html")
+
+
+def test_a_half_finished_grid_can_be_reported(tmp_path):
+    run_grid(base(), cells(1, ("standard",)), tmp_path)
+    assert "nothing to compare" in write_report(tmp_path).verdict[0]
+
+
+def test_no_results_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="no results yet"):
+        write_report(tmp_path)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [500, 1400])
+def test_a_real_browser_shows_it_whole(study, tmp_path, width):
+    # A copy that tells in its title what the browser found: images that loaded, and whether it scrolls sideways.
+    probe = (
+        "<script>addEventListener('load', () => { const all = [...document.images];"
+        "document.title = all.filter(i => i.naturalWidth > 50).length + '/' + all.length + ' ' +"
+        "(document.documentElement.scrollWidth <= innerWidth); })</script></body>"
+    )
+    page = tmp_path / "report.html"
+    page.write_text((study / "report.html").read_text().replace("</body>", probe))
+    common = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    common += [f"--window-size={width},3000", "--virtual-time-budget=5000"]
+    dumped = subprocess.run([*common, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert re.search(r"<title>(.*?)</title>", dumped.stdout)[1] == f"{len(FIGURES)}/{len(FIGURES)} true"
+    picture = tmp_path / "page.png"
+    subprocess.run([*common, f"--screenshot={picture}", page.as_uri()], capture_output=True, timeout=120)
+    pixels = np.asarray(Image.open(picture).convert("L"))
+    assert pixels.shape[1] == width
+    assert pixels.std() > 10  # something is there
