@@ -50,7 +50,7 @@ def test_compare_runs_resumes_extends_and_reports(tmp_path):
 
     result = didicm("compare", *TINY, methods, f"--out={out}", "--set=optimizer.lr=0.1")
     assert result.returncode == 2
-    assert "started with other settings (optimizer.lr is 0.002, not 0.1)" in result.stderr
+    assert "started with other settings (optimizer.lr is 0.005, not 0.1)" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_it_says_what_the_classifier_says(kind):
     view = EvalTransform(8, 1, crop_pct=1.0)
     expected = checkpoint.classifier(torch.stack([view(images.load(i)) for i in range(20)]))
     assert torch.allclose(result.probs, expected, atol=1e-5)
-    assert result.probs.std(0).max() > 1e-3  # not all the same
+    assert result.probs.std(0).max() > 1e-4  # not all the same, by far more than the tolerance
     assert result.labels.tolist() == images.labels.tolist()
     assert result.image_names == [f"array[{i}]" for i in range(20)]
     assert result.class_names == NAMES
