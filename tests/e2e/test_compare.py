@@ -93,6 +93,6 @@ def test_the_demo_ends_with_table_verdict_report_and_next_commands(tmp_path, mon
     monkeypatch.setattr(demo.os, "cpu_count", lambda: 1)
     assert demo.main(["--out", str(tmp_path / "demo"), "--seeds", "1"]) == 0
     shown = capsys.readouterr().out
-    for words in ("4/4", "Test images", "network calls cost", "report.html", NEXT):
+    for words in ("3/3", "Test images", "network calls cost", "report.html", NEXT):
         assert words in shown
     assert (tmp_path / "demo" / "report.html").exists()

@@ -128,21 +128,32 @@ def settings_from(arguments: argparse.Namespace) -> list[Setting]:
 
 
 def run(
-    base: TrainConfig, cells: Sequence[Cell], out: Path, title: str, command: str, jobs: int, console: Console
+    base: TrainConfig,
+    cells: Sequence[Cell],
+    out: Path,
+    title: str,
+    command: str,
+    jobs: int,
+    console: Console,
+    note: str = "",
 ) -> None:
-    """Note what was asked for, and run the grid; a folder keeps to one set of base settings."""
+    """Note what was asked for, and run the grid; a folder keeps to one set of settings, so that all fits together."""
     settings = {k: v for k, v in flatten(base).items() if k not in (*FREE, "out") and not k.startswith("run.")}
-    stored = read_plan(out).get("settings")
-    if stored is not None and stored != settings:
-        changed = [f"{k} is {v}, not {settings.get(k)}" for k, v in stored.items() if settings.get(k) != v]
+    overrides = {f"{cell.method}, {cell.setting}": dict(cell.overrides) for cell in cells}
+    stored = read_plan(out)
+    before = {**stored.get("settings", {}), **stored.get("overrides", {})}
+    now = {**settings, **overrides}
+    # Other methods and settings may join, but none may change.
+    changed = [f"{k} is {v}, not {now[k]}" for k, v in before.items() if k in now and now[k] != v]
+    if changed:
         raise UserError(
-            f"{out} was started with other settings ({'; '.join(changed) or 'of another version'}): "
-            "give them again, or another --out"
+            f"{out} was started with other settings ({'; '.join(changed)}): give them again, or another --out"
         )
-    if stored is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not stored and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
-    plan = {"title": title, "command": command, "data": base.data, "model": base.model, "settings": settings}
-    write_plan(out, plan)
+    overrides = {**stored.get("overrides", {}), **overrides}
+    plan = {"title": title, "note": note, "command": command, "data": base.data, "model": base.model}
+    write_plan(out, {**plan, "settings": settings, "overrides": overrides})
     try:
         run_grid(base, cells, out, jobs=jobs, console=console)
     except KeyboardInterrupt:

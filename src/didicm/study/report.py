@@ -75,6 +75,7 @@ def write_report(out: str | Path) -> Report:
     html = environment.from_string(source).render(
         title=plan.get("title", "DiDiCM against a standard classifier"),
         facts=_facts(plan, rows, list(records.values())),
+        note=plan.get("note", ""),
         command=plan.get("command", ""),
         regenerate=f"didicm compare --out {shlex.quote(str(out))} --report-only",
         settings=plan.get("settings", {}),
