@@ -137,7 +137,7 @@ def run(
     console: Console,
     note: str = "",
 ) -> None:
-    """Note what was asked for, and run the grid; a folder keeps to one set of settings, so that all fits together."""
+    """Note what was asked for, and run the grid; a folder keeps to one set of settings."""
     settings = {k: v for k, v in flatten(base).items() if k not in (*FREE, "out") and not k.startswith("run.")}
     overrides = {f"{cell.method}, {cell.setting}": dict(cell.overrides) for cell in cells}
     stored = read_plan(out)

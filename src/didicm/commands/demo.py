@@ -13,8 +13,8 @@ from didicm.study.cells import override
 
 # Chosen by measurement on 2 cores. Every training sees about as many images. The gradient of the diffusion loss is
 # noisier than that of cross-entropy: with one draw of noise an image DiDiCM is far behind after so few epochs.
-LEVELS = {Setting(14, 0.5): 40, Setting(10, 0.25): 80, Setting(7, 0.125): 160}  # and their epochs
-DRAWS = 4
+LEVELS = {Setting(14, 0.5): 30, Setting(10, 0.25): 60, Setting(7, 0.125): 120}  # and their epochs
+DRAWS = 2
 CONTESTANTS = {
     "standard": METHODS["standard"],
     "standard-smooth": METHODS["standard-smooth"],
