@@ -44,6 +44,7 @@ def classifiers():
             UniformProcess(4, Exponential(-2.0, 0.01, 4)),
             Sampler("cl", steps=3, chains=5, solver="euler", average="one-hot", seed=3),
             draws_per_image=4,
+            redraw=0.5,
         ),
         "standard": StandardClassifier(plain, "binary-cross-entropy"),
         "marginal": StandardClassifier(plain, "marginal", UniformProcess(4, Geometric(1e-4, 30.0)), 2),
@@ -60,7 +61,7 @@ def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
     assert loaded.transform == TRANSFORM
     again = loaded.classifier
     assert not again.training
-    for key in ("process", "sampler", "objective", "draws_per_image"):
+    for key in ("process", "sampler", "objective", "draws_per_image", "redraw"):
         assert getattr(again, key, None) == getattr(classifier, key, None)
     image = torch.randn(3, classifier.model.in_chans, 16, 16)
     assert torch.equal(again(image), classifier(image))

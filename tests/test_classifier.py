@@ -33,7 +33,7 @@ def standard(objective="cross-entropy"):
 ALL = {
     "score": diffusion,
     "posterior": lambda: diffusion(prediction="posterior"),
-    "draws": lambda: diffusion(draws_per_image=3),
+    "draws": lambda: diffusion(draws_per_image=3, redraw=0.5),
     "backbone": lambda: backbone(draws_per_image=4),
     "cross-entropy": standard,
     "binary-cross-entropy": lambda: standard("binary-cross-entropy"),
@@ -175,6 +175,17 @@ def test_several_draws_are_the_mean_of_single_ones():
     assert several.std() < single.std()
 
 
+def test_labels_drawn_freely_leave_the_mean_and_lower_the_spread():
+    image, target = batch()
+    paper, free = diffusion().eval(), diffusion(redraw=0.5).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        one, other = (torch.stack([c.loss(image, target) for _ in range(1500)]) for c in (paper, free))
+    error = ((one.var() + other.var()) / 1500).sqrt()
+    assert (one.mean() - other.mean()).abs() < 4 * error
+    assert other.std() < 0.7 * one.std()
+
+
 def test_settings_of_one_call_do_not_stay():
     classifier, (image, _) = diffusion().eval(), batch()
     assert classifier.posterior(image).nfe == 8
@@ -216,6 +227,7 @@ def test_the_marginal_objective_uses_the_process_it_is_given():
         (lambda: standard("hinge"), "objective must be one of"),
         (lambda: DiffusionClassifier(create_model("didirn8", **SMALL), UniformProcess(6)), "5 classes .* 6"),
         (lambda: diffusion(draws_per_image=0), "draws_per_image must be at least 1"),
+        (lambda: diffusion(redraw=1.0), "redraw must lie in"),
         (lambda: diffusion(sampler=Sampler("ddim"))(batch()[0]), "method must be one of cp, cl, readout"),
         (lambda: standard().posterior(batch()[0], steps=4), "no sampler, so no steps"),
         (

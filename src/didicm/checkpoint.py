@@ -127,7 +127,7 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
         "draws_per_image": classifier.draws_per_image,
     }
     if isinstance(classifier, DiffusionClassifier):
-        return {**described, "sampler": asdict(classifier.sampler)}
+        return {**described, "redraw": classifier.redraw, "sampler": asdict(classifier.sampler)}
     return {**described, "objective": classifier.objective}
 
 
@@ -135,8 +135,8 @@ def _rebuild(config: dict[str, Any]) -> Classifier:
     kind = config["kind"]
     if kind not in ("diffusion", "standard"):
         raise ValueError(f"kind must be diffusion or standard, got {kind!r}")
-    own = "sampler" if kind == "diffusion" else "objective"
-    known = {"format", "kind", "model", "schedule", "draws_per_image", own, "versions", "weights_sha256"}
+    own = {"sampler", "redraw"} if kind == "diffusion" else {"objective"}
+    known = {"format", "kind", "model", "schedule", "draws_per_image", "versions", "weights_sha256"} | own
     unknown = set(config) - known
     if unknown:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
@@ -145,7 +145,8 @@ def _rebuild(config: dict[str, Any]) -> Classifier:
     process = None if schedule is None else UniformProcess(model.num_classes, schedule_from_dict(schedule))
     draws = config["draws_per_image"]
     if kind == "diffusion":
-        return DiffusionClassifier(model, process, _rebuild_sampler(config["sampler"]), draws)
+        redraw = config.get("redraw", 0.0)  # older models lack it
+        return DiffusionClassifier(model, process, _rebuild_sampler(config["sampler"]), draws, redraw)
     return StandardClassifier(model, config["objective"], process, draws)
 
 

@@ -102,30 +102,42 @@ class DiffusionClassifier(Classifier):
         process: UniformProcess | None = None,
         sampler: Sampler | None = None,
         draws_per_image: int = 1,
+        redraw: float = 0.0,
     ) -> None:
         super().__init__()
         self.model = model
         self.process = process or UniformProcess(model.num_classes)
         self.sampler = sampler or Sampler()
         self.draws_per_image = draws_per_image
+        self.redraw = redraw
         self.num_classes = model.num_classes
         if self.process.num_classes != self.num_classes:
             raise ValueError(
                 f"the model has {self.num_classes} classes and the process {self.process.num_classes}"
             )
         _at_least_one("draws_per_image", draws_per_image)
+        if not 0 <= redraw < 1:
+            raise ValueError(f"redraw must lie in [0, 1), got {redraw}")
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
-        """Score entropy (Algorithm 1); several draws of noise share one encoding of the image."""
+        """Score entropy (Algorithm 1); several draws of noise share one encoding of the image.
+
+        A label that is not the image's own is rare at little noise, and its loss then large. Drawing at least
+        `redraw` of the labels from all classes, with weights that keep the mean as it is, evens that out.
+        """
         rows = torch.arange(len(image), device=image.device).repeat_interleave(self.draws_per_image)
         target, u = target[rows], u.flatten(0, 1)
         t = _time(u[:, 0])
-        label = self.process.sample_label(target, t, u[:, 1:])
+        redraw = self.process.schedule.lost(t).clamp_min(self.redraw)
+        label = self.process.sample_label(target, t, u[:, 1:], redraw)
         features = self.model.encode(image)
         if self.draws_per_image > 1:
             features = take(features, rows)
         log_score = self.model.score(features, label, self.process.schedule.total(t))
-        return score_entropy(log_score, label, target, t, self.process).view(len(image), -1).mean(1)
+        losses = score_entropy(log_score, label, target, t, self.process)
+        if self.redraw:
+            losses = losses * self.process.label_weight(target, label, t, redraw)
+        return losses.view(len(image), -1).mean(1)
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:

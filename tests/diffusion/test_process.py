@@ -102,6 +102,17 @@ def test_noisy_labels_follow_the_marginal(hard):
     assert chisquare(label.bincount(minlength=6), n * expected / expected.sum()).pvalue > 1e-3
 
 
+@given(p=distributions(), t=inside, least=st.floats(0, 0.99))
+def test_labels_drawn_more_freely_are_weighted_back_to_the_marginal(p, t, least):
+    p, t = p[0], tensor(t)
+    process = UniformProcess(len(p))
+    redraw = process.schedule.lost(t).clamp_min(least)
+    drawn = (1 - redraw) * p + redraw / len(p)  # chance of each label
+    weight = process.label_weight(p.expand(len(p), -1), torch.arange(len(p)), t, redraw)
+    assert torch.allclose(drawn * weight, process.marginal(p, t), atol=1e-12)
+    assert weight.max() <= 1 / (1 - least) + 1e-9  # no rare label weighs much
+
+
 @given(p=distributions(count=2), t=inside, dt=st.floats(1e-4, 0.5), label=st.integers(0, 1))
 def test_euler_step_is_the_literal_algorithm_2(p, t, dt, label):
     state, clean = p

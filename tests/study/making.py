@@ -35,18 +35,20 @@ def record(method, seed, accuracy, nll, setting=SETTING, calls=1):
         }
         return {
             "name": name,
+            "settings": {},
             "calls": calls,
             "multiply_adds": 1000 * calls,
             "metrics": metrics,
             "temperature": 1.5,
             "tempered": {**metrics, "cls/NLL": nll},
-            "posteriors": None,
+            "posteriors": f"measured/{method}-{seed}.safetensors",
         }
 
     readings = [reading(f"{calls} steps", calls, True)] if calls > 1 else []
     return {
         "key": f"{method}-{setting}-{seed}",
         "method": method,
+        "standard": method.startswith("standard"),
         "resolution": setting.resolution,
         "fraction": setting.fraction,
         "corruption": setting.corruption,

@@ -11,7 +11,7 @@ import torch
 from didicm.errors import UserError
 from didicm.evaluation import evaluate_probs, load_posteriors
 from didicm.study import METHODS, Cell, Results, Setting, main_table, rows_of, run_grid
-from didicm.study.measure import prepare
+from didicm.study.train_cell import prepare, shrink
 from tests.study.making import SETTING, base, cells
 
 WORK = """
@@ -122,7 +122,7 @@ def test_a_key_tells_trainings_apart_and_nothing_else():
 
 
 def test_temperature_images_are_cut_from_the_training_images_alike_for_all_methods():
-    made = [prepare(cell.config(base())) for cell in cells()]
+    made = [prepare(cell.config(base()), cell.held_out) for cell in cells()]
     for parts, test in made:
         names = [{images.name(i) for i in range(len(images))} for images in (parts.train, parts.val, test)]
         assert not names[0] & names[1]
@@ -143,9 +143,8 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path):
 
 def test_resizing_once_gives_the_same_pixels():
     from didicm.data import make_loader
-    from didicm.study.measure import shrink
 
-    parts, test = prepare(cells()[0].config(base()))
+    parts, test = prepare(cells()[0].config(base()), 0.1)
     small, small_test = shrink(parts, test)
     for before, after, transform, train in (
         (parts.train, small.train, parts.train_transform, True),

@@ -50,16 +50,26 @@ class UniformProcess:
             return target
         return F.one_hot(target, self.num_classes).to(torch.get_default_dtype())
 
-    def sample_label(self, target: Tensor, t: Tensor, u: Tensor | None = None) -> Tensor:
+    def sample_label(
+        self, target: Tensor, t: Tensor, u: Tensor | None = None, redraw: Tensor | None = None
+    ) -> Tensor:
         """Draw noisy labels j ~ q_t (...) of hard labels (...) or target distributions (..., K).
 
-        `u` (..., 3) are the uniform numbers to draw with; by default fresh ones.
+        `u` (..., 3) are the uniform numbers to draw with; by default fresh ones. `redraw` (...) is another chance
+        of a label drawn from all classes than the schedule's; `label_weight` makes up for it.
         """
         shape = target.shape[:-1] if target.is_floating_point() else target.shape
         u = torch.rand(*shape, 3, device=target.device) if u is None else u
         label = pick(target, u[..., 0]) if target.is_floating_point() else target
         fresh = (u[..., 1].double() * self.num_classes).long()
-        return torch.where(u[..., 2] < self.schedule.lost(t), fresh, label)
+        return torch.where(u[..., 2] < (self.schedule.lost(t) if redraw is None else redraw), fresh, label)
+
+    def label_weight(self, target: Tensor, label: Tensor, t: Tensor, redraw: Tensor) -> Tensor:
+        """Weight (...) of labels drawn with chance `redraw` in an average over q_t: the ratio of their chances."""
+        at_label = self.distribution(target).gather(-1, label.unsqueeze(-1)).squeeze(-1)
+        lost = self.schedule.lost(t)
+        drawn = (1 - redraw) * at_label + redraw / self.num_classes
+        return ((1 - lost) * at_label + lost / self.num_classes) / drawn
 
     # What a score tells
 

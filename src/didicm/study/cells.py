@@ -53,13 +53,31 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """One way to get a posterior from a trained network."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler
+    stored: bool = True  # whether its posteriors are kept, or only its metrics
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One training of a grid; `overrides` are dotted names of TrainConfig, such as `augment.mixup`."""
+    """One training of a grid, and how its network is read.
+
+    Args:
+        method: name of the contestant
+        overrides: dotted names of TrainConfig, such as `augment.mixup`
+        readings: of a diffusion classifier, the main one first; none means its recipe's, and fewer steps
+        held_out: share of the training images that is kept for the temperature; 0 means no temperature
+    """
 
     method: str
     setting: Setting = field(default_factory=Setting)
     seed: int = 0
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    readings: tuple[Reading, ...] = ()
+    held_out: float = 0.1
 
     def config(self, base: TrainConfig) -> TrainConfig:
         """Settings of the training."""
@@ -70,18 +88,20 @@ class Cell:
         if setting.corruption is not None:
             own |= {"corrupt_train": setting.corruption, "corrupt_eval": setting.corruption}
         config = override(base, own)
-        # A grid is spread over cells, not over devices, and nobody looks at the curve of a single cell.
-        run = replace(config.run, devices=1, nodes=1, strategy="auto", tensorboard=False, wandb=None)
+        # Nobody looks at the curve of a single cell.
+        devices = 1 if config.run.devices == "auto" else config.run.devices
+        run = replace(config.run, devices=devices, nodes=1, strategy="auto", tensorboard=False, wandb=None)
         return replace(config, run=replace(run, validate_epochs=config.epochs))
 
     def key(self, base: TrainConfig) -> str:
-        """A name that is the same for the same training, and fit for a file."""
+        """A name that is the same for the same training, however it is read, and fit for a file."""
         # How a run is carried out is no part of what it is, but for its precision.
         values = {k: v for k, v in flatten(self.config(base)).items() if k != "out" and k[:4] != "run."}
-        values |= {"method name": self.method, "precision": base.run.precision}
+        values |= {"held out": self.held_out, "precision": base.run.precision}
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
         setting = f"{self.setting.resolution or 'own'}px-{self.setting.fraction:g}"
-        name = f"{self.method}_{setting}_{self.setting.corruption or 'none'}_seed{self.seed}_{digest}"
+        kind = f"{values['method']}-{values['model']}"
+        name = f"{kind}_{setting}_{self.setting.corruption or 'none'}_seed{self.seed}_{digest}"
         return re.sub(r"[^A-Za-z0-9._+-]", "-", name)
 
     def __str__(self) -> str:

@@ -17,8 +17,9 @@ from didicm.evaluation import (
     risk_coverage,
 )
 from didicm.study.cells import LABELS, Setting
+from didicm.study.measure import ONE_CALL
 from didicm.study.style import RIGHT, WRONG, legend_below, look, plt
-from didicm.study.tables import Estimate, Row, difference, estimate, name_of, select, settings_of, variants_of
+from didicm.study.tables import Estimate, Row, Variant, difference, estimate, select, settings_of, variants_of
 
 PANELS = 4  # at most so many settings side by side
 
@@ -34,7 +35,7 @@ def over_uncertainty(rows: Sequence[Row]) -> plt.Figure:
         for i, variant in enumerate(_main(rows)):
             found = [estimate(select(rows, variant, s), metric) for s in settings]
             at = [j + 0.06 * (i - 1.5) for j, x in enumerate(found) if x]
-            _with_bars(panel, at, [x for x in found if x], scale, variant[0], name_of(variant))
+            _with_bars(panel, at, [x for x in found if x], scale, variant.method, str(variant))
         panel.set(title=title)
         _setting_ticks(panel, settings)
     legend_below(figure, axes[0])
@@ -44,7 +45,7 @@ def over_uncertainty(rows: Sequence[Row]) -> plt.Figure:
 def gains(rows: Sequence[Row]) -> plt.Figure | None:
     """What DiDiCM gains over each standard classifier, with paired intervals."""
     settings, variants = settings_of(rows), variants_of(rows)
-    standard = [v for v in variants if v[0].startswith("standard")]
+    standard = [v for v in variants if v.standard]
     ours = [v for v in _main(rows) if v not in standard]
     if not standard or not ours:
         return None
@@ -58,9 +59,9 @@ def gains(rows: Sequence[Row]) -> plt.Figure | None:
         for i, (variant, opponent) in enumerate(pairs):
             found = [difference(select(rows, variant, s), select(rows, opponent, s), metric) for s in settings]
             at = [j + 0.12 * (i - (len(pairs) - 1) / 2) for j, x in enumerate(found) if x]
-            label = f"{LABELS.get(variant[0], variant[0])} over {name_of(opponent)}"
-            kept = [x for x in found if x]
-            _with_bars(panel, at, kept, scale, variant[0], label, filled=opponent[0] == "standard", line="")
+            label = f"{LABELS.get(variant.method, variant.method)} over {opponent!s}"
+            kept, filled = [x for x in found if x], opponent == standard[0]
+            _with_bars(panel, at, kept, scale, variant.method, label, filled=filled, line="")
         panel.axhline(0, color="#333333", linewidth=1)
         panel.set(title=f"{title}: up is better")
         _setting_ticks(panel, settings)
@@ -71,7 +72,7 @@ def gains(rows: Sequence[Row]) -> plt.Figure | None:
 def calls_against_quality(rows: Sequence[Row]) -> plt.Figure | None:
     """Accuracy and NLL over the number of network calls of one trained network."""
     settings = settings_of(rows)[:PANELS]
-    diffusion = [v for v in _main(rows) if not v[0].startswith("standard")]
+    diffusion = [v for v in _main(rows) if not v.standard]
     if not diffusion:
         return None
     figure, grid = plt.subplots(
@@ -82,13 +83,14 @@ def calls_against_quality(rows: Sequence[Row]) -> plt.Figure | None:
             (("cls/Acc", 100, "top-1, %"), ("cls/NLL", 1, "NLL, as trained"))
         ):
             panel: Axes = grid[line][column]
-            for variant in (v for v in _main(rows) if v[0].startswith("standard")):
+            for variant in (v for v in _main(rows) if v.standard):
                 found = estimate(select(rows, variant, setting), metric)
                 if found:
-                    colour, _, style = look(variant[0])
-                    panel.axhline(scale * found.mean, color=colour, linestyle=style, label=name_of(variant))
-            for method, _ in diffusion:
-                _curve(panel, [r for r in rows if r.method == method and r.setting == setting], metric, scale)
+                    colour, _, style = look(variant.method)
+                    panel.axhline(scale * found.mean, color=colour, linestyle=style, label=str(variant))
+            for variant in diffusion:
+                own = [r for r in rows if r.method == variant.method and r.setting == setting]
+                _curve(panel, own, metric, scale)
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter("{x:g}")
             if line == 0:
@@ -170,11 +172,11 @@ def load_stored(rows: Sequence[Row], setting: Setting, folder: Path, tempered: b
         ]
         if files:
             probs = [apply_temperature(p.probs, row.temperature) if tempered else p.probs for row, p in files]
-            stored[variant[0]] = torch.cat(probs), torch.cat([p.labels for _, p in files])
+            stored[variant.method] = torch.cat(probs), torch.cat([p.labels for _, p in files])
     return stored
 
 
-def _main(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _main(rows: Sequence[Row]) -> list[Variant]:
     main = {row.variant for row in rows if row.main}
     return [variant for variant in variants_of(rows) if variant in main]
 
@@ -185,11 +187,11 @@ def _curve(panel: Axes, rows: Sequence[Row], metric: str, scale: float) -> None:
     method = rows[0].method
     colour, marker, style = look(method)
     label = LABELS.get(method, method)
-    steps = sorted({row.variant for row in rows if "step" in row.reading}, key=lambda v: int(v[1].split()[0]))
-    found = [estimate(select(rows, variant), metric) for variant in steps]
-    calls = [int(variant[1].split()[0]) for variant in steps]
-    panel.plot(calls, [scale * x.mean for x in found], color=colour, marker=marker, linestyle=style, label=label)
-    single = estimate(select(rows, (method, "1 call")), metric)
+    steps = {row.calls: row.variant for row in rows if row.reading != ONE_CALL}
+    found = [estimate(select(rows, steps[calls]), metric) for calls in sorted(steps)]
+    means = [scale * x.mean for x in found]
+    panel.plot(sorted(steps), means, color=colour, marker=marker, linestyle=style, label=label)
+    single = estimate([row for row in rows if row.reading == ONE_CALL], metric)
     if single:
         panel.plot(
             [1],

@@ -12,10 +12,9 @@ from torch import Tensor
 from didicm.errors import UserError
 from didicm.evaluation import load_posteriors
 from didicm.study.cells import LABELS
+from didicm.study.measure import MEASURED, PICTURES
 from didicm.study.style import TOP5, bare, look, plt
 from didicm.study.tables import Row
-
-PICTURES = "pictures.safetensors"
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Pictures:
 
 def load_pictures(row: Row, folder: Path) -> Pictures:
     """What a cell stored to look at."""
-    path = folder / "cells" / row.key / PICTURES
+    path = folder / MEASURED / row.key / PICTURES
     try:
         tensors = load_file(path)
         shown, images = tensors["shown"], tensors["images"]

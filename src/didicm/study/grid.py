@@ -1,11 +1,11 @@
-"""Run a grid of cells: resumable cell by cell, with any number of processes, here or elsewhere, at once."""
+"""Run a grid of cells: resumable cell by cell, with any number of processes, here or on a cluster, at once."""
 
 import multiprocessing
 import os
 import queue
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,38 @@ from rich.console import Console
 
 from didicm.errors import UserError
 from didicm.study.cells import Cell
-from didicm.study.measure import forget_training, prepare, run_cell
+from didicm.study.cluster import submit
 from didicm.study.progress import GridProgress
 from didicm.study.results import Results
+from didicm.study.train_cell import prepare
+from didicm.study.work import POLL, News, work_off
 from didicm.training.config import TrainConfig
-
-POLL = 0.5  # seconds between looks at what other processes do
-
-Event = tuple[str, Any]  # a cell's key, and its share, its record, or what went wrong
 
 
 def run_grid(
-    base: TrainConfig, cells: Sequence[Cell], out: str | Path, *, jobs: int = 1, console: Console | None = None
+    base: TrainConfig,
+    cells: Sequence[Cell],
+    out: str | Path,
+    *,
+    trainings: str | Path | None = None,
+    jobs: int = 1,
+    cluster: str | None = None,
+    cluster_options: Mapping[str, Any] | None = None,
+    console: Console | None = None,
 ) -> list[dict[str, Any]]:
     """Run the cells that are not done yet; returns the lines of the results, in the order of the cells.
 
     Args:
         base: settings that the cells override.
         cells: what to run.
-        out: the folder of results, posteriors and models.
-        jobs: processes to share the work; the cores are split among them.
+        out: the folder of results and posteriors.
+        trainings: the folder of models, if several grids share them.
+        jobs: processes to share the work; on this machine the cores are split among them.
+        cluster: `slurm` to submit the jobs to a cluster, or `local` to let submitit start them here.
+        cluster_options: what to ask of the cluster for each job, by submitit's names.
         console: where to show progress.
     """
-    results, by_key = Results(out), {cell.key(base): cell for cell in cells}
+    results, by_key = Results(out, trainings), _by_key(base, cells)
     done = results.read()
     left = [key for key in by_key if key not in done]
     if left:
@@ -45,11 +54,15 @@ def run_grid(
         names = {key: str(cell) for key, cell in by_key.items()}
         weights = {key: _work(cell, base) for key, cell in by_key.items()}
         progress = GridProgress(console, names, weights, set(done))
+        jobs = min(jobs, len(left))
         try:
-            if jobs > 1 and len(left) > 1:
-                _run_in_processes(base, by_key, Path(out), min(jobs, len(left)), progress)
+            if cluster is not None:
+                running = submit(cluster, jobs, cluster_options or {}, base, by_key, results, console)
+                _watch(results, by_key, progress, running)
+            elif jobs > 1:
+                _run_in_processes(base, by_key, results, jobs, progress)
             else:
-                _work_off(base, by_key, Path(out), lambda event: _show(event, progress))
+                work_off(base, by_key, results, lambda key, news: _show(progress, key, news))
         finally:
             progress.close()
         done = results.read()
@@ -60,99 +73,90 @@ def check_cells(base: TrainConfig, cells: Sequence[Cell]) -> None:
     """Build every method and setting once: a mistake shows now and not after hours."""
     for cell in {(cell.method, cell.setting): cell for cell in cells}.values():
         try:
-            prepare(cell.config(base))
+            prepare(cell.config(base), cell.held_out)
         except UserError as error:
             raise UserError(f"{cell.setting}: {error}") from error
 
 
-def _work_off(base: TrainConfig, cells: dict[str, Cell], out: Path, tell: Callable[[Event], None]) -> None:
-    """Run cells until all are done, by us or by others; wait for the last ones that others run."""
-    results = Results(out)
-    others: set[str] = set(results.read())
-    while True:
-        key = results.claim(cells)
-        if key is None:
-            done = results.read()
-            for finished in done.keys() & cells.keys() - others:
-                others.add(finished)
-                tell((finished, None))
-            if cells.keys() <= done.keys():
-                return
-            time.sleep(POLL)  # a claim that its owner dies with becomes ours
-            continue
-        others.add(key)
-        try:
-            record = run_cell(cells[key], base, out, lambda share, key=key: tell((key, share)))
-            results.append(record)
-        except UserError as error:
-            raise UserError(f"{cells[key]}: {error}") from error
-        finally:
-            results.release(key)
-        forget_training(cells[key], base, out)
-        tell((key, record))
+def _by_key(base: TrainConfig, cells: Sequence[Cell]) -> dict[str, Cell]:
+    by_key: dict[str, Cell] = {}
+    for cell in cells:
+        same = by_key.setdefault(cell.key(base), cell)
+        if same.method != cell.method:
+            raise UserError(f"{same.method} and {cell.method} have the same settings: leave one of them out")
+    return by_key
 
 
-def _show(event: Event, progress: GridProgress) -> None:
-    key, value = event
-    if isinstance(value, float):
-        progress.update(key, value)
+def _show(progress: GridProgress, key: str, news: News) -> None:
+    if isinstance(news, float):
+        progress.update(key, news)
     else:
-        progress.finish(key, value)
+        progress.finish(key, news)
+
+
+def _watch(
+    results: Results, cells: Mapping[str, Cell], progress: GridProgress, running: Callable[[], bool]
+) -> None:
+    """Show how far other processes are, until all is done or none of them runs."""
+    known = set(results.read())
+    while True:
+        last = not running()
+        done = results.read()
+        for key in done.keys() & cells.keys() - known:
+            known.add(key)
+            progress.finish(key, done[key])
+        for key, share in results.shares().items():
+            if key in cells and key not in known:
+                progress.update(key, share)
+        if last or cells.keys() <= done.keys():
+            return
+        time.sleep(POLL)
 
 
 def _run_in_processes(
-    base: TrainConfig, cells: dict[str, Cell], out: Path, jobs: int, progress: GridProgress
+    base: TrainConfig, cells: dict[str, Cell], results: Results, jobs: int, progress: GridProgress
 ) -> None:
     """Let several processes work off the grid; this one only shows how far they are."""
     context = multiprocessing.get_context("spawn")  # a forked PyTorch can hang
-    events = context.Queue()
+    trouble = context.Queue()
     threads = max(1, torch.get_num_threads() // jobs)
-    arguments = (base, cells, out, events, threads, os.getpid())
+    arguments = (base, cells, results.folder, results.trainings, trouble, threads, os.getpid())
     workers = [context.Process(target=_work_in_process, args=arguments, daemon=True) for _ in range(jobs)]
     for worker in workers:
         worker.start()
-    trouble: str | None = None
+
+    def running() -> bool:
+        try:
+            raise UserError(trouble.get_nowait())
+        except queue.Empty:
+            return any(worker.is_alive() for worker in workers)
+
     try:
-        while any(worker.is_alive() for worker in workers) or not events.empty():
-            try:
-                key, value = events.get(timeout=POLL)
-            except queue.Empty:
-                continue
-            if key == "trouble":
-                trouble = trouble or value
-                _stop(workers)
-            elif value is not None:  # else another of our workers has told it
-                _show((key, value), progress)
+        _watch(results, cells, progress, running)
     finally:
-        _stop(workers)
-    if trouble is not None:
-        raise UserError(trouble)
-    if any(worker.exitcode for worker in workers) and not cells.keys() <= Results(out).read().keys():
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()  # trainings take this as a wish to save and stop
+        for worker in workers:
+            worker.join()
+    if not cells.keys() <= results.read().keys():
+        running()
         raise UserError("a process of the grid died, perhaps for lack of memory: run it again, with fewer --jobs")
 
 
-def _stop(workers: list[Any]) -> None:
-    for worker in workers:
-        if worker.is_alive():
-            worker.terminate()  # trainings take this as a wish to save and stop
-    for worker in workers:
-        worker.join()
-
-
 def _work_in_process(
-    base: TrainConfig, cells: dict[str, Cell], out: Path, events: Any, threads: int, parent: int
+    base: TrainConfig, cells: dict[str, Cell], out: Path, trainings: Path, trouble: Any, threads: int, parent: int
 ) -> None:
     torch.set_num_threads(threads)
 
-    def tell(event: Event) -> None:
+    def tell(key: str, news: News) -> None:
         if os.getppid() != parent:  # it was killed, so nobody would ever stop us
             os._exit(1)
-        events.put(event)
 
     try:
-        _work_off(base, cells, out, tell)
+        work_off(base, cells, Results(out, trainings), tell)
     except UserError as error:
-        events.put(("trouble", str(error)))
+        trouble.put(str(error))
     except KeyboardInterrupt:
         pass
 

@@ -150,13 +150,13 @@ def draw_all(rows: Sequence[Row], out: Path) -> list[Figure]:
 def _draw_images(hard: Sequence[Row], rows: Sequence[Row], out: Path) -> dict[str, plt.Figure | None]:
     """Single images of DiDiCM and of the first standard classifier, with the same seed."""
     ours, standard = contestants(rows)
-    own = [row for row in hard if ours is not None and row.method == ours[0]]
+    own = [row for row in hard if ours is not None and row.method == ours.method]
     if not own:
         return {}
     row = min(own, key=lambda row: row.seed)
     pictures = gallery.load_pictures(row, out)
     drawn = {"trajectories": gallery.trajectories(pictures)}
-    rivals = [r for r in hard if standard and r.method == standard[0][0] and r.seed == row.seed]
+    rivals = [r for r in hard if standard and r.method == standard[0].method and r.seed == row.seed]
     if rivals:
         other = gallery.load_pictures(rivals[0], out)
         drawn["mistakes"] = gallery.mistakes(pictures, other, (row.method, rivals[0].method))
@@ -189,7 +189,7 @@ def _facts(plan: dict[str, Any], rows: Sequence[Row], records: list[dict[str, An
         "data": f"{plan.get('data', '')} ({first['num_classes']} classes, {first['num_test']} test images)",
         "training images": f"{_list(train)}, and {_list(held)} held out from them for the temperature",
         "uncertainty": "; ".join(map(str, settings_of(rows))),
-        "contestants": "; ".join(LABELS.get(m, m) for m in {v[0]: None for v in variants_of(rows)}),
+        "contestants": "; ".join(LABELS.get(m, m) for m in {v.method: None for v in variants_of(rows)}),
         "trainings": f"{len(records)}, with {len(seeds)} seed{'s' if len(seeds) > 1 else ''} each",
         "network": f"{plan['model']}, {first['parameters'] / 1e6:.2f} M parameters" if "model" in plan else "",
     }

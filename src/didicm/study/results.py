@@ -1,12 +1,11 @@
-"""The results of a grid on disk: one line a finished cell, and claims on those that are being run.
+"""The results of a grid on disk: one line a finished cell.
 
 Any number of processes may work on one grid. Whatever looks at results and claims together does so under one file
-lock, which the system frees when its holder dies. A claim of a process that is no more is taken over.
+lock, which the system frees when its holder dies.
 """
 
 import json
 import os
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,28 @@ from typing import Any
 from filelock import FileLock
 
 from didicm.errors import UserError
+from didicm.study.claims import Claims
 
 RESULTS, CLAIMS, LOCK = "results.jsonl", "claims", ".lock"
 
 
 class Results:
-    """The results file of a grid, and its claims."""
+    """The results file of a grid, and the claims on its cells.
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    Args:
+        folder: where the results are.
+        trainings: where the trained models are, if several grids share them; the claims are there as well.
+    """
+
+    def __init__(self, folder: str | Path, trainings: str | Path | None = None) -> None:
+        self.folder, self.trainings = Path(folder), Path(trainings or folder)
         self.path = self.folder / RESULTS
-        self._claims = self.folder / CLAIMS
         try:
-            self._claims.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._claims = Claims(self.trainings / CLAIMS)
         except OSError as error:
             raise UserError(f"{folder} cannot be written to ({error.strerror}): give another --out") from error
-        self._lock = FileLock(str(self.folder / LOCK))
+        self._lock = FileLock(str(self.trainings / LOCK))
         with self._lock:
             self._repair()
 
@@ -54,24 +59,19 @@ class Results:
         """Take the first cell that is neither done nor somebody's; None if there is none."""
         with self._lock:
             done = self._read()
-            return next((key for key in keys if key not in done and self._take(key)), None)
+            return next((key for key in keys if key not in done and self._claims.take(key)), None)
+
+    def report(self, key: str, share: float) -> None:
+        """Tell everybody how far a cell of ours is."""
+        self._claims.report(key, share)
+
+    def shares(self) -> dict[str, float]:
+        """How far the cells are that anybody runs."""
+        return self._claims.shares()
 
     def release(self, key: str) -> None:
         """Give up a claim."""
-        (self._claims / key).unlink(missing_ok=True)
-
-    def _take(self, key: str) -> bool:
-        path = self._claims / key
-        if path.exists() and not _alive(path):
-            path.unlink()
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
-            return False
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            pid = os.getpid()
-            json.dump({"host": socket.gethostname(), "pid": pid, "started": _started(pid)}, file)
-        return True
+        self._claims.release(key)
 
     def _read(self) -> dict[str, dict[str, Any]]:
         if not self.path.exists():
@@ -93,30 +93,3 @@ class Results:
         kept = text[: text.rfind(b"\n") + 1]
         if len(kept) < len(text):
             os.truncate(self.path, len(kept))
-
-
-def _alive(path: Path) -> bool:
-    """Whether the owner of a claim may still be running; of another host we cannot know, and leave it."""
-    try:
-        claim = json.loads(path.read_text(encoding="utf-8"))
-        host, pid, started = claim["host"], int(claim["pid"]), claim["started"]
-    except (ValueError, KeyError, TypeError, OSError):
-        return False  # torn by a crash: claims are written under the lock, which is ours
-    if host != socket.gethostname():
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return started == _started(pid)
-
-
-def _started(pid: int) -> str | None:
-    """When a process began, where the system tells: another one may have got its number since."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return "gone" if status[0] == "Z" else status[19]

@@ -13,11 +13,26 @@ MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True)
+class Variant:
+    """What is the same over settings and seeds: a method, and how its network is read."""
+
+    method: str
+    reading: str
+    standard: bool  # a standard classifier, not DiDiCM
+
+    def __str__(self) -> str:
+        label = LABELS.get(self.method, self.method)
+        return label if self.standard else f"{label}, {self.reading}"
+
+
+@dataclass(frozen=True)
 class Row:
     """One posterior measured on the test images: a trained cell, read in one way."""
 
     method: str
+    standard: bool
     reading: str
+    sampler: dict[str, Any]  # settings of the reading
     main: bool  # the reading that the recipe asks for; others are of the same trained network
     setting: Setting
     seed: int
@@ -33,9 +48,9 @@ class Row:
     key: str
 
     @property
-    def variant(self) -> tuple[str, str]:
+    def variant(self) -> Variant:
         """What is the same over settings and seeds."""
-        return self.method, self.reading
+        return Variant(self.method, self.reading, self.standard)
 
     def value(self, metric: str) -> float | None:
         """A metric, with the temperature if its name ends in `, T`."""
@@ -85,11 +100,12 @@ DIFFERENCES = (COLUMNS[0], *COLUMNS[2:4], *COLUMNS[5:])
 
 def rows_of(results: Iterable[dict[str, Any]]) -> list[Row]:
     """One row a reading of a cell."""
-    shared = ("method", "seed", "parameters", "num_train", "train_seconds", "key")
+    shared = ("method", "standard", "seed", "parameters", "num_train", "train_seconds", "key")
     own = ("calls", "multiply_adds", "temperature", "metrics", "tempered", "posteriors")
     return [
         Row(
             reading=reading["name"],
+            sampler=reading["settings"],
             main=i == 0,
             setting=Setting(record["resolution"], record["fraction"], record["corruption"]),
             **{name: record[name] for name in shared},
@@ -106,21 +122,14 @@ def settings_of(rows: Iterable[Row]) -> list[Setting]:
     return sorted(found, key=lambda s: (-(s.resolution or 1 << 30), -s.fraction, s.corruption or ""))
 
 
-def variants_of(rows: Iterable[Row], stored: bool = True) -> list[tuple[str, str]]:
-    """Methods in their usual order, each with its readings; `stored` leaves out those that only make a curve."""
-    found = dict.fromkeys(row.variant for row in rows if not stored or row.tempered is not None)
+def variants_of(rows: Iterable[Row]) -> list[Variant]:
+    """Methods in their usual order, each with its readings, but for those that only make a curve."""
+    found = dict.fromkeys(row.variant for row in rows if row.posteriors is not None)
     order = list(LABELS)
-    return sorted(found, key=lambda v: order.index(v[0]) if v[0] in order else len(order))
+    return sorted(found, key=lambda v: order.index(v.method) if v.method in order else len(order))
 
 
-def name_of(variant: tuple[str, str]) -> str:
-    """A variant in words."""
-    method, reading = variant
-    label = LABELS.get(method, method)
-    return label if method.startswith("standard") else f"{label}, {reading}"
-
-
-def select(rows: Iterable[Row], variant: tuple[str, str], setting: Setting | None = None) -> list[Row]:
+def select(rows: Iterable[Row], variant: Variant, setting: Setting | None = None) -> list[Row]:
     """Rows of a variant, in one setting or all, by setting and seed."""
     found = [r for r in rows if r.variant == variant and (setting is None or r.setting == setting)]
     return sorted(found, key=lambda r: (str(r.setting), r.seed))
@@ -154,7 +163,7 @@ def main_table(rows: Sequence[Row]) -> Table:
             found = select(rows, variant, setting)
             if found:
                 cells = [_show(estimate(found, c.metric), c) for c in COLUMNS]
-                body.append(["  " + name_of(variant), *cells, str(found[0].calls), _millions(found[0])])
+                body.append(["  " + str(variant), *cells, str(found[0].calls), _millions(found[0])])
     seeds = len({row.seed for row in rows})
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
     note += "; T: with a temperature fitted on held-out training images; M: millions of multiply-adds an image"
@@ -167,7 +176,7 @@ def difference_table(rows: Sequence[Row]) -> Table:
     """DiDiCM minus the standard classifiers, paired by seed."""
     body, groups = [], []
     variants = variants_of(rows)
-    standard = [v for v in variants if v[0].startswith("standard")]
+    standard = [v for v in variants if v.standard]
     for setting in [*settings_of(rows), None]:
         groups.append(len(body))
         body.append([str(setting) if setting else "all settings together"] + [""] * len(DIFFERENCES))
@@ -177,7 +186,7 @@ def difference_table(rows: Sequence[Row]) -> Table:
                 found = [difference(a, b, c.metric) for c in DIFFERENCES]
                 if any(found):
                     shown = [_show(x, c, signed=True) for x, c in zip(found, DIFFERENCES, strict=True)]
-                    body.append([f"  {name_of(variant)} {MINUS} {name_of(opponent)}", *shown])
+                    body.append([f"  {variant} {MINUS} {opponent}", *shown])
     note = "± half of the 95 % interval, paired by setting and seed; * where it lies on one side of 0"
     spare = ("Brier, T", "AURC, T %", "ECE, T %")
     return Table("Differences", ["", *(c.name for c in DIFFERENCES)], body, groups, note, spare)
@@ -194,7 +203,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
         base = base or largest.multiply_adds  # of the first, a standard one if there is any
         body.append(
             [
-                name_of(variant),
+                str(variant),
                 _show(estimate(found, "cls/Acc"), COLUMNS[0], spread=False),
                 _show(estimate(found, "cls/NLL, T"), COLUMNS[2], spread=False),
                 f"{largest.parameters / 1e6:.2f}",

@@ -1,8 +1,10 @@
 """Two plain sentences on what a comparison shows, from its paired differences, whichever way they went."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from didicm.study.tables import MINUS, Estimate, Row, difference, estimate, select, variants_of
+from didicm.study.measure import ONE_CALL
+from didicm.study.tables import MINUS, Estimate, Row, Variant, difference, estimate, select, variants_of
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
@@ -18,26 +20,26 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     return [_on_accuracy(rows, a, standard), _on_posterior(rows, a, standard)]
 
 
-def contestants(rows: Sequence[Row]) -> tuple[tuple[str, str] | None, list[tuple[str, str]]]:
+def contestants(rows: Sequence[Row]) -> tuple[Variant | None, list[Variant]]:
     """DiDiCM's variant that stands for it, and the standard ones."""
     variants = variants_of(rows)
     main = {row.variant for row in rows if row.main}
-    diffusion = [v for v in variants if not v[0].startswith("standard") and v in main]
-    ours = next((v for v in diffusion if v[0] == "didicm-posterior"), diffusion[0] if diffusion else None)
-    return ours, [v for v in variants if v[0].startswith("standard")]
+    diffusion = [v for v in variants if not v.standard and v in main]
+    ours = next((v for v in diffusion if v.method == "didicm-posterior"), diffusion[0] if diffusion else None)
+    return ours, [v for v in variants if v.standard]
 
 
-def best_opponent(rows: Sequence[Row], standard: Sequence[tuple[str, str]], metric: str) -> list[Row]:
+def best_opponent(rows: Sequence[Row], standard: Sequence[Variant], metric: str) -> list[Row]:
     """Rows of the standard classifier that did best: the choice favours the opponent."""
 
-    def score(variant: tuple[str, str]) -> float:
+    def score(variant: Variant) -> float:
         found = estimate(select(rows, variant), metric)
         return float("-inf") if found is None else found.mean if metric == "cls/Acc" else -found.mean
 
     return select(rows, max(standard, key=score))
 
 
-def _on_accuracy(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[tuple[str, str]]) -> str:
+def _on_accuracy(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant]) -> str:
     b = best_opponent(rows, standard, "cls/Acc")
     gap, x, y = difference(a, b, "cls/Acc"), estimate(a, "cls/Acc"), estimate(b, "cls/Acc")
     shown = f"{100 * x.mean:.1f} % against {100 * y.mean:.1f} %, {_interval(gap, 100, 1, ' points')}"
@@ -48,7 +50,7 @@ def _on_accuracy(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[tuple
     return f"In accuracy, DiDiCM and the standard classifier cannot be told apart: {shown}."
 
 
-def _on_posterior(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[tuple[str, str]]) -> str:
+def _on_posterior(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant]) -> str:
     metric = "cls/NLL, T"
     b = best_opponent(rows, standard, metric)
     gap, x, y = difference(a, b, metric), estimate(a, metric), estimate(b, metric)
@@ -65,7 +67,7 @@ def _on_posterior(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[tupl
 def _cost(rows: Sequence[Row], a: Sequence[Row], b: Sequence[Row]) -> str:
     ratio = a[0].multiply_adds / max(b[0].multiply_adds, 1)
     text = f"DiDiCM's {a[0].calls} network calls cost {ratio:.1f} times the multiply-adds"
-    single = select(rows, (a[0].method, "1 call"))
+    single = select(rows, replace(a[0].variant, reading=ONE_CALL))
     if a[0].calls == 1 or not single:
         return text
     there = estimate(single, "cls/NLL, T")

@@ -88,6 +88,8 @@ class TrainConfig:
         model: see `didicm models`; a standard classifier takes the same trunk
         model_args: stem, width, layout, prediction, backbone, ...
         objective: of a standard classifier
+        draws_per_image: noisy labels for every image of a batch
+        redraw: least share of noisy labels drawn from all classes, with weights that make up for it; 0 is the paper
         fraction: of the training images, the same of every class
         val_fraction: held out from training when the data has no validation split
         corrupt_train: such as noise:3 or blur:2+jpeg:4
@@ -103,6 +105,7 @@ class TrainConfig:
     objective: Objective = "cross-entropy"
     schedule: dict[str, Any] = field(default_factory=lambda: {"name": "log-linear"})
     draws_per_image: int = 1
+    redraw: float = 0.0
     sampler: Sampler = field(default_factory=Sampler)
     image: ImageConfig = field(default_factory=ImageConfig)
     augment: Augment = field(default_factory=Augment)

@@ -61,7 +61,9 @@ class Training:
                 raise UserError(
                     "optimizer.ema does not go with fsdp, which splits the weights: leave one of them out"
                 )
-            self.ema = ModelEmaV3(self.classifier.model.to(fabric.device), config.optimizer.ema)
+            # Warm-up: at first the average follows the weights, or a short run would keep its random start.
+            network = self.classifier.model.to(fabric.device)
+            self.ema = ModelEmaV3(network, config.optimizer.ema, use_warmup=True)
         resumed = has_state(self.folder / STATE)
         optimizer_state = self._restore() if resumed else None
         loss = Loss(self.classifier)

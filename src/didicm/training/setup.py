@@ -99,7 +99,8 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int) -> Cl
             process = _process(config, num_classes) if config.objective == "marginal" else None
             return StandardClassifier(model, config.objective, process, config.draws_per_image)
         model = create_model(config.model, **arguments)
-        return DiffusionClassifier(model, _process(config, num_classes), config.sampler, config.draws_per_image)
+        process, draws = _process(config, num_classes), config.draws_per_image
+        return DiffusionClassifier(model, process, config.sampler, draws, config.redraw)
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error
 
