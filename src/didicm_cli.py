@@ -19,6 +19,7 @@ COMMANDS = {
     "models": ("list the networks and what they cost", "didicm.commands.models:main"),
     "import-official": ("convert a checkpoint of the authors' code", "didicm.commands.import_official:main"),
     "compare": ("DiDiCM against standard classifiers on your images: report.html", "didicm.commands.compare:main"),
+    "study": ("run one of the paper's studies or ours, published numbers beside", "didicm.commands.study:main"),
     "demo": ("compare them on images that ship with this package, in minutes", "didicm.commands.demo:main"),
 }
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from didicm.diffusion import Exponential, Geometric, LogLinear, UniformProcess
+from didicm.diffusion import Exponential, Geometric, LogLinear, LogRatio, UniformProcess
 from tests.oracle import matrices
 from tests.oracle.posteriors import all_kinds
 
@@ -48,7 +48,7 @@ def test_marginal_is_the_matrix_exponential_and_the_eigendecomposition(K, t):
         assert (q - reference(q0.T, sigma_bar(process, t)).T).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("schedule", [LogLinear(), Exponential(-1.0, 0.01, 6), Geometric()], ids=str)
+@pytest.mark.parametrize("schedule", [LogLinear(), Exponential(-1.0, 0.01, 6), Geometric(), LogRatio(6)], ids=str)
 @given(t=inside)
 def test_every_schedule_solves_the_forward_equation(schedule, t):
     process, q0 = UniformProcess(6, schedule), all_kinds(6)[3]

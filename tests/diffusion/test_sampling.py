@@ -8,6 +8,7 @@ from didicm.diffusion import (
     Exponential,
     Geometric,
     LogLinear,
+    LogRatio,
     UniformProcess,
     readout,
     sample_cl,
@@ -41,7 +42,9 @@ def test_a_float32_network_is_enough(steps):
 
 
 @pytest.mark.parametrize("select", ["argmin", "argmax", "sample"])
-@pytest.mark.parametrize("schedule", [Exponential(-1.0, 0.01, 10), Geometric(), LogLinear(1e-4)], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [Exponential(-1.0, 0.01, 10), Geometric(), LogLinear(1e-4), LogRatio(10)], ids=str
+)
 def test_the_truth_does_not_depend_on_schedule_or_selection(select, schedule):
     truth = all_kinds(10)
     posterior = sample_cp(ExactScore(), truth, UniformProcess(10, schedule), steps=4, select=select)

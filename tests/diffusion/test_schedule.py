@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from didicm.diffusion import Exponential, Geometric, LogLinear, UniformProcess, schedule_from_dict
+from didicm.diffusion import Exponential, Geometric, LogLinear, LogRatio, UniformProcess, schedule_from_dict
 
-SCHEDULES = [LogLinear(), LogLinear(1e-4), Exponential(-1.0, 0.01, 10), Geometric(1e-3, 20.0)]
+SCHEDULES = [LogLinear(), LogLinear(1e-4), Exponential(-1.0, 0.01, 10), Geometric(1e-3, 20.0), LogRatio(10)]
 times = st.floats(1e-5, 1)
 
 

@@ -1,8 +1,7 @@
 """Cells that take a second, and results that nobody had to train for."""
 
-from didicm.commands.compare import load_recipe
 from didicm.study import METHODS, Cell, Setting
-from didicm.study.cells import override
+from didicm.training.config import load_recipe, override
 
 SETTINGS = {
     "data": "fashion-mini",

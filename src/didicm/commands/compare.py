@@ -1,9 +1,11 @@
 """`didicm compare`: is DiDiCM better than a standard classifier on these images, and at what cost?"""
 
 import argparse
+import json
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,16 +13,13 @@ from typing import Any, TypeVar
 import yaml
 from rich.console import Console
 
-from didicm.commands.train import make_parser as train_parser
-from didicm.commands.train import to_config
 from didicm.data import Corruptions
 from didicm.errors import UserError
 from didicm.study import METHODS, Cell, Setting, make_cells, run_grid, write_report
-from didicm.study.cells import override
 from didicm.study.report import Report, read_plan, write_plan
 from didicm.study.results import RESULTS
 from didicm.study.table import Table
-from didicm.training.config import FREE, TrainConfig, flatten, recipe_path, recipes
+from didicm.training.config import FREE, TrainConfig, flatten, load_recipe, override, recipes
 
 T = TypeVar("T")
 
@@ -38,8 +37,8 @@ def main(argv: list[str]) -> int:
         base = load_base(arguments)
         methods = choose_methods(arguments.methods, arguments.recipe, base)
         cells = make_cells(methods, settings_from(arguments), range(arguments.seeds))
-        command = "didicm compare " + shlex.join(argv)
-        run(base, cells, arguments.out, "DiDiCM against a standard classifier", command, arguments.jobs, console)
+        plan = {"title": "DiDiCM against a standard classifier", "command": "didicm compare " + shlex.join(argv)}
+        run(base, cells, arguments.out, plan, console, **how_to_run(arguments))
     report = write_report(arguments.out)
     for table in report.tables:
         show(table, console)
@@ -67,7 +66,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind (default 3)")
     parser.add_argument("--epochs", type=int, help="of every training (default: the recipe's)")
     parser.add_argument("--steps", type=int, help="of DiDiCM's sampler (default: the recipe's, 8)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work (default 1)")
+    add_common(parser)
+    return parser
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Flags that all grids share: settings, where and by how many the trainings are run, and --report-only."""
     parser.add_argument(
         "--set",
         action="append",
@@ -76,26 +80,53 @@ def make_parser() -> argparse.ArgumentParser:
         help="any setting of didicm train, for all trainings",
     )
     parser.add_argument("--report-only", action="store_true", help="make tables, figures and report again")
-    return parser
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes or cluster jobs to share the work (default 1)"
+    )
+    parser.add_argument(
+        "--devices", type=int, default=1, help="processors of each training, such as GPUs (default 1)"
+    )
+    parser.add_argument(
+        "--executor",
+        choices=["here", "slurm", "local"],
+        default="here",
+        help="where the jobs run: on this machine, or submitted to a SLURM cluster through submitit; local lets "
+        "submitit start them on this machine, to try it out (default here)",
+    )
+    parser.add_argument(
+        "--cluster",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what each job asks of the cluster, by submitit's names, such as slurm_partition=gpu",
+    )
+
+
+def how_to_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The same as arguments of `run_grid`."""
+    cluster = None if arguments.executor == "here" else arguments.executor
+    if arguments.cluster and cluster is None:
+        raise UserError("--cluster is for --executor slurm")
+    options = dict(_setting("--cluster", text) for text in arguments.cluster)
+    return {"jobs": arguments.jobs, "cluster": cluster, "cluster_options": options}
+
+
+def common_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Settings of all trainings from --set and --devices."""
+    for name in ("seeds", "jobs", "devices"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} must be at least 1, got {value}")
+    return {**dict(_setting("--set", text) for text in arguments.set), "run.devices": arguments.devices}
 
 
 def load_base(arguments: argparse.Namespace) -> TrainConfig:
     """Settings that all trainings share."""
-    own = dict(_setting(text) for text in arguments.set)
-    own |= {"data": arguments.data}
+    own = common_settings(arguments) | {"data": arguments.data}
     own |= {
         name: value for name, value in (("epochs", arguments.epochs), ("sampler.steps", arguments.steps)) if value
     }
-    for name in ("seeds", "jobs"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     return override(load_recipe(arguments.recipe), own)
-
-
-def load_recipe(name: str, method: str = "diffusion") -> TrainConfig:
-    """Settings of a recipe."""
-    parser = train_parser()
-    return to_config(parser, parser.parse_args([f"--config={recipe_path(name, method)}"]))
 
 
 def choose_methods(names: str, recipe: str, base: TrainConfig) -> dict[str, dict[str, Any]]:
@@ -131,18 +162,26 @@ def run(
     base: TrainConfig,
     cells: Sequence[Cell],
     out: Path,
-    title: str,
-    command: str,
-    jobs: int,
+    plan: dict[str, Any],
     console: Console,
-    note: str = "",
+    **how: Any,
 ) -> None:
-    """Note what was asked for, and run the grid; a folder keeps to one set of settings."""
+    """Note what was asked for, and run the grid; a folder keeps to one set of settings.
+
+    Args:
+        base: settings that the cells override.
+        cells: what to run.
+        out: the folder of results.
+        plan: what the report tells of the comparison: title, command, note, study.
+        console: where to show progress.
+        how: further arguments of `run_grid`.
+    """
     settings = {k: v for k, v in flatten(base).items() if k not in (*FREE, "out") and not k.startswith("run.")}
     overrides = {f"{cell.method}, {cell.setting}": dict(cell.overrides) for cell in cells}
+    readings = {"readings": [asdict(reading) for reading in cells[0].readings]} if cells[0].readings else {}
     stored = read_plan(out)
-    before = {**stored.get("settings", {}), **stored.get("overrides", {})}
-    now = {**settings, **overrides}
+    now = json.loads(json.dumps({**settings, **overrides, **readings}))
+    before = {**stored.get("settings", {}), **stored.get("overrides", {}), **stored.get("readings", {})}
     # Other methods and settings may join, but none may change.
     changed = [f"{k} is {v}, not {now[k]}" for k, v in before.items() if k in now and now[k] != v]
     if changed:
@@ -152,10 +191,10 @@ def run(
     if not stored and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
     overrides = {**stored.get("overrides", {}), **overrides}
-    plan = {"title": title, "note": note, "command": command, "data": base.data, "model": base.model}
-    write_plan(out, {**plan, "settings": settings, "overrides": overrides})
+    facts = {"data": base.data, "model": base.model, "settings": settings, "overrides": overrides}
+    write_plan(out, {**plan, **facts, "readings": readings})
     try:
-        run_grid(base, cells, out, jobs=jobs, console=console)
+        run_grid(base, cells, out, console=console, **how)
     except KeyboardInterrupt:
         console.print(f"stopped; what is done is in {out}: the same command goes on from there")
         raise
@@ -176,14 +215,14 @@ def conclude(report: Report, out: Path, console: Console) -> None:
     console.print(f"\nreport: {os.path.abspath(report.path)}\nnumbers: {out / RESULTS}", highlight=False)
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _setting(flag: str, text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise UserError(f"--set needs NAME=VALUE, as in --set batch_size=32, got {text!r}")
+        raise UserError(f"{flag} needs NAME=VALUE, as in --set batch_size=32, got {text!r}")
     try:
         return name, yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise UserError(f"--set {name}: {value!r} cannot be read ({error})") from error
+        raise UserError(f"{flag} {name}: {value!r} cannot be read ({error})") from error
 
 
 def _list(flag: str, text: str, kind: Callable[[str], T]) -> list[T]:

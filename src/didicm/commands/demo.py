@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from didicm.commands.compare import conclude, load_recipe, run, show
+from didicm.commands.compare import conclude, run, show
 from didicm.study import METHODS, Cell, Setting, write_report
-from didicm.study.cells import override
+from didicm.training.config import load_recipe, override
 
 # Chosen by measurement on 2 cores. Every training sees about as many images. The gradient of the diffusion loss is
 # noisier than that of cross-entropy: with one draw of noise an image DiDiCM is far behind after so few epochs.
@@ -72,8 +72,8 @@ def main(argv: list[str]) -> int:
     )
     command = shlex.join(["didicm", "demo", "--out", str(arguments.out), "--seeds", str(arguments.seeds)])
     jobs = min(os.cpu_count() or 1, 4)
-    title = "DiDiCM against a standard classifier: the demo"
-    run(base, cells, arguments.out, title, command, jobs, console, NOTE)
+    plan = {"title": "DiDiCM against a standard classifier: the demo", "command": command, "note": NOTE}
+    run(base, cells, arguments.out, plan, console, jobs=jobs)
     report = write_report(arguments.out)
     show(report.tables[0], console)
     conclude(report, arguments.out, console)

@@ -13,13 +13,14 @@ from didicm.diffusion.sampling import (
     sample_naive,
     time_grid,
 )
-from didicm.diffusion.schedule import Exponential, Geometric, LogLinear, Schedule, schedule_from_dict
+from didicm.diffusion.schedule import Exponential, Geometric, LogLinear, LogRatio, Schedule, schedule_from_dict
 
 __all__ = [
     "Exponential",
     "Features",
     "Geometric",
     "LogLinear",
+    "LogRatio",
     "Posterior",
     "Schedule",
     "ScoreFunction",

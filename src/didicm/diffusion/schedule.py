@@ -157,7 +157,53 @@ class Geometric(Schedule):
         return math.log(self.max / self.min)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {cls.name: cls for cls in (LogLinear, Exponential, Geometric)}
+@dataclass(frozen=True)
+class LogRatio(Schedule):
+    """The log of how much the true class stands out, keep K / (1 - keep), falls evenly from `max` to `min`.
+
+    So every number of classes gets the same noise, as a classifier feels it. Shifted to start at zero.
+    """
+
+    name: ClassVar[str] = "log-ratio"
+    num_classes: int
+    max: float = 1e4
+    min: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min < self.max:
+            raise ValueError(f"LogRatio: needs 0 < min < max, got min = {self.min}, max = {self.max}")
+        self.check(self.num_classes)
+
+    def total(self, t: Tensor) -> Tensor:
+        # log(1 + a b^t) - log(1 + a), without the cancellation near t = 0
+        return torch.log1p(self._start * torch.expm1(t * self._log_ratio) / (1 + self._start))
+
+    def rate(self, t: Tensor) -> Tensor:
+        grown = self._start * torch.exp(t * self._log_ratio)
+        return self._log_ratio * grown / (1 + grown)
+
+    def time(self, total: Tensor) -> Tensor:
+        return torch.log1p(torch.expm1(total) * (1 + self._start) / self._start) / self._log_ratio
+
+    def check(self, num_classes: int) -> None:
+        if num_classes != self.num_classes:
+            raise ValueError(f"{self} was made for {self.num_classes} classes, the process has {num_classes}")
+        super().check(num_classes)
+
+    def remedy(self, min_total: float) -> str:
+        top = math.expm1(min_total) * (1 + self._start) + self._start
+        return f"min of at most {_round_down(self.num_classes / top)}"
+
+    @property
+    def _start(self) -> float:
+        return self.num_classes / self.max  # (1 - keep) / keep at t = 0, before the shift
+
+    @property
+    def _log_ratio(self) -> float:
+        return math.log(self.max / self.min)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {cls.name: cls for cls in (LogLinear, Exponential, Geometric, LogRatio)}
 
 
 def schedule_from_dict(config: Mapping[str, Any]) -> Schedule:

@@ -4,12 +4,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from didicm.errors import UserError
-from didicm.training.config import TrainConfig, flatten
+from didicm.training.config import TrainConfig, flatten, override
 
 # The contestants of a comparison: what each changes in the recipe. All have the same trunk, epochs and batches.
 METHODS: dict[str, dict[str, Any]] = {
@@ -116,19 +115,3 @@ def make_cells(
         Cell(name, setting, seed, overrides)
         for seed, setting, (name, overrides) in product(list(seeds), list(settings), methods.items())
     ]
-
-
-def override(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """Replace settings by their dotted names; an unknown one is told in a sentence."""
-    for name, value in values.items():
-        config = _replace(config, name.split("."), value, name)
-    return config
-
-
-def _replace(config: Any, path: list[str], value: Any, name: str) -> Any:
-    head, rest = path[0], path[1:]
-    if isinstance(config, dict):
-        return {**config, head: _replace(config.get(head, {}), rest, value, name) if rest else value}
-    if not is_dataclass(config) or head not in {item.name for item in fields(config)}:
-        raise UserError(f"there is no setting {name!r}: see didicm train --help")
-    return replace(config, **{head: _replace(getattr(config, head), rest, value, name) if rest else value})

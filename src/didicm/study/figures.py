@@ -239,8 +239,12 @@ def _setting_ticks(panel: Axes, settings: Sequence[Setting]) -> None:
 
 
 def _panels(count: int, name: str, height: float = 3.9) -> tuple[plt.Figure, list[Axes]]:
-    figure, axes = plt.subplots(
-        1, count, figsize=(3.1 * count + 0.4, height), layout="constrained", squeeze=False, sharey=True
-    )
-    axes[0][0].set_ylabel(name)
-    return figure, list(axes[0])
+    columns = min(count, PANELS)
+    lines = -(-count // columns)
+    size = 3.1 * columns + 0.4, height * lines
+    figure, axes = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False, sharey=True)
+    for line in axes:
+        line[0].set_ylabel(name)
+    for spare in axes.flat[count:]:
+        spare.remove()
+    return figure, list(axes.flat[:count])

@@ -165,4 +165,5 @@ def _work(cell: Cell, base: TrainConfig) -> float:
     """Rough work of a cell: images seen times what an image costs."""
     config = cell.config(base)
     size = config.image.size or config.image.limit
-    return config.epochs * config.fraction * (size**2 + 200) * config.draws_per_image
+    draws = config.draws_per_image if config.method == "diffusion" else 1
+    return config.epochs * config.fraction * (size**2 + 200) * (1 + draws)

@@ -35,6 +35,17 @@ class Table:
             table.add_row(*(row[i] for i in kept))
         return table
 
+    def to_markdown(self) -> str:
+        """For a document."""
+        lines = [
+            f"## {self.title}",
+            "",
+            f"| {' | '.join(self.header)} |",
+            "|---|" + "---:|" * (len(self.header) - 1),
+        ]
+        lines += [f"| {' | '.join(cell.strip() for cell in row)} |" for row in self.rows]
+        return "\n".join([*lines, *(["", f"{self.note}."] if self.note else []), ""])
+
     def _width(self, dropped: Sequence[str]) -> int:
         columns = [column for column in zip(self.header, *self.rows, strict=True) if column[0] not in dropped]
         return sum(max(map(len, column)) for column in columns) + 3 * len(columns) + 1

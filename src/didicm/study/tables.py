@@ -162,7 +162,7 @@ def main_table(rows: Sequence[Row]) -> Table:
         for variant in variants_of(rows):
             found = select(rows, variant, setting)
             if found:
-                cells = [_show(estimate(found, c.metric), c) for c in COLUMNS]
+                cells = [show(estimate(found, c.metric), c) for c in COLUMNS]
                 body.append(["  " + str(variant), *cells, str(found[0].calls), _millions(found[0])])
     seeds = len({row.seed for row in rows})
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
@@ -185,7 +185,7 @@ def difference_table(rows: Sequence[Row]) -> Table:
                 a, b = select(rows, variant, setting), select(rows, opponent, setting)
                 found = [difference(a, b, c.metric) for c in DIFFERENCES]
                 if any(found):
-                    shown = [_show(x, c, signed=True) for x, c in zip(found, DIFFERENCES, strict=True)]
+                    shown = [show(x, c, signed=True) for x, c in zip(found, DIFFERENCES, strict=True)]
                     body.append([f"  {variant} {MINUS} {opponent}", *shown])
     note = "± half of the 95 % interval, paired by setting and seed; * where it lies on one side of 0"
     spare = ("Brier, T", "AURC, T %", "ECE, T %")
@@ -204,8 +204,8 @@ def cost_table(rows: Sequence[Row]) -> Table:
         body.append(
             [
                 str(variant),
-                _show(estimate(found, "cls/Acc"), COLUMNS[0], spread=False),
-                _show(estimate(found, "cls/NLL, T"), COLUMNS[2], spread=False),
+                show(estimate(found, "cls/Acc"), COLUMNS[0], spread=False),
+                show(estimate(found, "cls/NLL, T"), COLUMNS[2], spread=False),
                 f"{largest.parameters / 1e6:.2f}",
                 str(largest.calls),
                 _millions(largest),
@@ -224,7 +224,8 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(*seed_interval(values, LEVEL), len(values))
 
 
-def _show(x: Estimate | None, column: Column, *, signed: bool = False, spread: bool = True) -> str:
+def show(x: Estimate | None, column: Column, *, signed: bool = False, spread: bool = True) -> str:
+    """An estimate as text; a signed one that noise does not explain gets a star."""
     if x is None:
         return ""
     digits = column.digits

@@ -18,8 +18,7 @@ from didicm.checkpoint import write_files
 from didicm.data import ArraySet, ImageSet, UnreadableImageError, stratified_split
 from didicm.data.memory import is_small
 from didicm.errors import UserError
-from didicm.study.cells import override
-from didicm.training.config import TrainConfig, flatten
+from didicm.training.config import TrainConfig, flatten, override
 from didicm.training.devices import make_fabric
 from didicm.training.loop import BEST, STATE, Training
 from didicm.training.setup import Parts, build, check_batches

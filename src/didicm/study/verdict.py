@@ -1,9 +1,11 @@
-"""Two plain sentences on what a comparison shows, from its paired differences, whichever way they went."""
+"""Plain sentences on what a comparison or a study shows, whichever way it went."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from didicm.study.definition import Study
 from didicm.study.measure import ONE_CALL
+from didicm.study.panel import Panel
 from didicm.study.tables import MINUS, Estimate, Row, Variant, difference, estimate, select, variants_of
 
 
@@ -85,3 +87,63 @@ def _interval(gap: Estimate, scale: float, digits: int, unit: str = "") -> str:
 
 def _number(value: float, digits: int) -> str:
     return f"{value:+.{digits}f}".replace("-", MINUS)
+
+
+def study_verdict(study: Study, panel: Panel, published: Panel | None) -> list[str]:
+    """What a study shows beside what was published: gains over standard classifiers, or else who comes first."""
+    metrics = [metric for metric in ("top-1", "NLL") if metric in panel.lines[0].values]
+    if study.layout == "steps":
+        return [_winners(panel, metric) for metric in metrics]
+    if study.layout == "metrics" or not panel.gains:
+        return [_ranking(panel, metric, published) for metric in metrics]
+    sentences = [_on_gain(panel, pair) for pair in panel.gains]
+    if published is not None and published.gains:
+        gains = "; ".join(
+            f"{a} over {b} {_number(_mean(by_metric['top-1']), 1)} and {_number(_mean(by_metric['top-5']), 1)}"
+            for (a, b), by_metric in published.gains.items()
+        )
+        sentences.append(f"Published, on ImageNet, in points of top-1 and top-5: {gains}.")
+    return sentences
+
+
+def _on_gain(panel: Panel, pair: tuple[str, str]) -> str:
+    by_metric = {metric: [x for x in values if x is not None] for metric, values in panel.gains[pair].items()}
+    ahead, behind = (sum(x.sign == sign for x in by_metric["top-1"]) for sign in (1, -1))
+    shown = [f"{_number(_mean(by_metric[m]), 1)} points of {m}" for m in ("top-1", "top-5")]
+    shown += [f"{_number(_mean(by_metric[m]), 3)} of {m}" for m in ("NLL", "NLL, T") if by_metric.get(m)]
+    count = len(by_metric["top-1"])
+    columns = f"{count} column{'s' if count > 1 else ''} of the table"
+    text = f"{pair[0]} against {pair[1]}, mean over {columns}: {', '.join(shown)}"
+    if all(x.low is None for x in by_metric["top-1"]):
+        return f"{text}; a single seed, so noise may explain it."
+    return f"{text}; in top-1 it is ahead beyond noise in {ahead} of them and behind in {behind}."
+
+
+def _ranking(panel: Panel, metric: str, published: Panel | None) -> str:
+    text = f"By {metric}, best first: {_ranked(panel, metric)}."
+    if published is not None and metric in published.lines[0].values:
+        text += f" Published: {_ranked(published, metric)}."
+    return text
+
+
+def _winners(panel: Panel, metric: str) -> str:
+    """Who comes first with how many steps."""
+    lower, found = metric.startswith("NLL"), []
+    for i, column in enumerate(panel.columns):
+        values = {line.name: x.mean for line in panel.lines if (x := line.values[metric][i]) is not None}
+        best = min(values, key=lambda name: values[name] if lower else -values[name])
+        found.append(f"{column}: {best} ({values[best]:.{3 if lower else 1}f})")
+    return f"Best {metric} by number of steps: {'; '.join(found)}."
+
+
+def _ranked(panel: Panel, metric: str) -> str:
+    """Lines with their means over the columns."""
+    lower = metric.startswith("NLL")
+    scores = {line.name: _mean([x for x in line.values[metric] if x is not None]) for line in panel.lines}
+    order = sorted(scores, key=lambda name: scores[name] if lower else -scores[name])
+    return ", ".join(f"{name} {scores[name]:.{3 if lower else 1}f}" for name in order)
+
+
+def _mean(values: Sequence[Estimate | None]) -> float:
+    found = [x.mean for x in values if x is not None]
+    return sum(found) / len(found)

@@ -1,6 +1,7 @@
 """Settings of a training run: these dataclasses are the YAML keys and the command line's flags."""
 
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +90,7 @@ class TrainConfig:
         model_args: stem, width, layout, prediction, backbone, ...
         objective: of a standard classifier
         draws_per_image: noisy labels for every image of a batch
-        redraw: least share of noisy labels drawn from all classes, with weights that make up for it; 0 is the paper
+        redraw: least share of noisy labels drawn from all classes, and weighted for it; 0 is the paper
         fraction: of the training images, the same of every class
         val_fraction: held out from training when the data has no validation split
         corrupt_train: such as noise:3 or blur:2+jpeg:4
@@ -142,6 +143,32 @@ def recipe_path(name: str, method: str) -> Path:
     folder = Path(str(files("didicm.recipes")))
     special = folder / f"{name}-standard.yaml"
     return special if method == "standard" and special.exists() else folder / f"{name}.yaml"
+
+
+def load_recipe(name: str, method: str = "diffusion") -> TrainConfig:
+    """Settings of a recipe."""
+    return override(TrainConfig(), yaml.safe_load(recipe_path(name, method).read_text(encoding="utf-8")))
+
+
+def override(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """Replace settings, given by their dotted names or nested; an unknown one is told in a sentence."""
+    for name, value in values.items():
+        config = _replace(config, name.split("."), value, name)
+    return config
+
+
+def _replace(config: Any, path: list[str], value: Any, name: str) -> Any:
+    head, rest = path[0], path[1:]
+    value = tuple(value) if isinstance(value, list) else value
+    if isinstance(config, dict):
+        return {**config, head: _replace(config.get(head, {}), rest, value, name) if rest else value}
+    if not is_dataclass(config) or head not in {item.name for item in fields(config)}:
+        raise UserError(f"there is no setting {name!r}: see didicm train --help")
+    if not rest and isinstance(value, Mapping) and is_dataclass(getattr(config, head)):
+        for inner, x in value.items():
+            config = _replace(config, [head, inner], x, f"{name}.{inner}")
+        return config
+    return replace(config, **{head: _replace(getattr(config, head), rest, value, name) if rest else value})
 
 
 def to_yaml(config: TrainConfig) -> str:

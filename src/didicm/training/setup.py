@@ -110,7 +110,7 @@ def _process(config: TrainConfig, num_classes: int) -> UniformProcess:
     if schedule.get("name") == "log-linear":
         # The default must be near uniform for any number of classes.
         schedule.setdefault("eps", min(1e-3, 1 / num_classes))
-    if schedule.get("name") == "exponential":
+    if schedule.get("name") in ("exponential", "log-ratio"):
         schedule.setdefault("num_classes", num_classes)
     return UniformProcess(num_classes, schedule_from_dict(schedule))
 

@@ -1,0 +1,149 @@
+"""Figures of the paper's studies, the published numbers beside ours."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from didicm.study.panel import METRICS, Line, Panel
+from didicm.study.style import SPARE, STYLES, Look, legend_below, plt
+from didicm.study.tables import Estimate, Row, Variant, estimate, select, settings_of, variants_of
+
+LOOKS = [*STYLES.values(), *SPARE]
+
+
+def over_columns(panels: Sequence[Panel], metric: str, x_label: str = "") -> plt.Figure:
+    """A metric of every line over the columns (figure main_figure), one plot a panel."""
+    figure, axes = _plots(panels)
+    for plot, panel in zip(axes, panels, strict=True):
+        looks = _looks(panel.lines)
+        for line in panel.lines:
+            _draw(plot, line.values[metric], looks[line.name], line.name)
+        _dress(plot, panel, x_label)
+    axes[0].set_ylabel(_with_unit(metric))
+    for plot in axes:
+        plot.legend(fontsize=8)
+    return figure
+
+
+def gains(panels: Sequence[Panel], x_label: str = "") -> plt.Figure | None:
+    """What DiDiCM gains in top-1 and top-5 (figures gain and all_resnet), one plot a panel."""
+    panels = [panel for panel in panels if panel.gains]
+    if not panels:
+        return None
+    figure, axes = _plots(panels)
+    for plot, panel in zip(axes, panels, strict=True):
+        styles = iter(LOOKS)
+        for (a, b), by_metric in panel.gains.items():
+            colour, marker, _ = next(styles)
+            for metric, style in (("top-1", "-"), ("top-5", "--")):
+                _draw(plot, by_metric[metric], (colour, marker, style), f"{a} over {b}, {metric}")
+        plot.axhline(0, color="#333333", linewidth=1)
+        _dress(plot, panel, x_label)
+        plot.legend(fontsize=8)
+    axes[0].set_ylabel("gain, points")
+    return figure
+
+
+def calls(rows: Sequence[Row], published: Panel | None) -> plt.Figure:
+    """Top-1 over network calls of all readings (figure nfe), in the setting with most images and fewest pixels."""
+    setting = min(settings_of(rows), key=lambda s: (-s.fraction, s.resolution or 0))
+    figure, axes = _plots([0, 1] if published else [0])
+    found = [row for row in rows if row.setting == setting]
+    for variant in variants_of(found):
+        if variant.standard:
+            x = estimate(select(found, variant), "cls/Acc")
+            axes[-1].axhline(100 * x.mean, color=LOOKS[0][0], label=variant.method)
+    kinds: dict[str, dict[int, Variant]] = {}
+    for row in found:
+        if not row.standard:
+            kind = _kind(row)
+            kinds.setdefault(kind, {}).setdefault(row.calls, row.variant)
+    for (kind, by_calls), look in zip(kinds.items(), LOOKS[2:], strict=False):
+        values = [estimate(select(found, by_calls[n]), "cls/Acc") for n in sorted(by_calls)]
+        colour, marker, style = look
+        means, spread = [100 * x.mean for x in values], [100 * (x.high - x.mean) if x.high else 0 for x in values]
+        bars = spread if any(spread) else None
+        axes[-1].errorbar(
+            sorted(by_calls), means, yerr=bars, color=colour, marker=marker, linestyle=style, label=kind, capsize=3
+        )
+    axes[-1].set_title(f"ours: {setting}")
+    if published:
+        at = published.columns.index("100 %, 56 px")
+        for line, (colour, marker, _) in zip(published.lines, LOOKS, strict=False):
+            number = line.calls[at]
+            axes[0].plot(
+                number, line.values["top-1"][at].mean, color=colour, marker=marker, label=line.name, ls=""
+            )
+        axes[0].set_title("published: ImageNet, 56 px")
+    for plot in axes:
+        plot.set_xscale("log", base=2)
+        plot.xaxis.set_major_formatter("{x:g}")
+        plot.set_xlabel("network calls")
+        plot.legend(fontsize=8)
+    axes[0].set_ylabel("top-1, %")
+    return figure
+
+
+def over_steps(panel: Panel) -> plt.Figure:
+    """Accuracy and NLL of every solver over its steps."""
+    metrics = [m for m in ("top-1", "NLL") if m in panel.lines[0].values]
+    figure, axes = plt.subplots(1, len(metrics), figsize=(11, 5), layout="constrained")
+    looks = _looks(panel.lines)
+    for plot, metric in zip(axes, metrics, strict=True):
+        for line in panel.lines:
+            values = line.values[metric]
+            at = [(int(c), x) for c, x in zip(panel.columns, values, strict=True) if x is not None]
+            colour, marker, style = looks[line.name]
+            xs, ys = [c for c, _ in at], [x.mean for _, x in at]
+            plot.plot(xs, ys, color=colour, marker=marker, linestyle=style, label=line.name)
+        plot.set_xscale("log", base=2)
+        plot.xaxis.set_major_formatter("{x:g}")
+        plot.set(xlabel="steps", title=_with_unit(metric))
+    best = min(x.mean for line in panel.lines for x in line.values["NLL"] if x is not None)
+    axes[-1].set_ylim(0.95 * best, 3 * best)  # the worst would hide the rest
+    legend_below(figure, axes[0])
+    return figure
+
+
+def _kind(row: Row) -> str:
+    """What readings have in common that differ in the number of calls alone."""
+    if row.sampler.get("method") == "cl":
+        return f"{row.method}, over labels (CL), {row.sampler.get('steps')} steps"
+    return f"{row.method}, over probabilities (CP)"
+
+
+def _plots(panels: Sequence[object]) -> tuple[plt.Figure, list[Axes]]:
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5.6 * len(panels), 4.6), layout="constrained", squeeze=False
+    )
+    return figure, list(axes[0])
+
+
+def _looks(lines: Sequence[Line]) -> dict[str, Look]:
+    return {line.name: LOOKS[i % len(LOOKS)] for i, line in enumerate(lines)}
+
+
+def _draw(plot: Axes, values: Sequence[Estimate | None], look: Look, label: str) -> None:
+    colour, marker, style = look
+    at = [(i, x) for i, x in enumerate(values) if x is not None]
+    spread = [x.high - x.mean if x.high is not None else 0 for _, x in at]
+    plot.errorbar(
+        [i for i, _ in at],
+        [x.mean for _, x in at],
+        yerr=spread if any(spread) else None,
+        color=colour,
+        marker=marker,
+        linestyle=style,
+        label=label,
+        capsize=3,
+    )
+
+
+def _dress(plot: Axes, panel: Panel, x_label: str) -> None:
+    plot.set_xticks(range(len(panel.columns)), [c.replace(", ", "\n") for c in panel.columns], fontsize=8)
+    plot.set_title("published" if panel.title.startswith("Published") else "ours")
+    plot.set_xlabel(x_label)
+
+
+def _with_unit(metric: str) -> str:
+    return f"{metric}, %" if metric in METRICS and METRICS[metric].scale == 100 else f"{metric} (lower is better)"
