@@ -21,7 +21,7 @@ def over_columns(panels: Sequence[Panel], metric: str, x_label: str = "") -> plt
         _dress(plot, panel, x_label)
     axes[0].set_ylabel(_with_unit(metric))
     for plot in axes:
-        plot.legend(fontsize=8)
+        _legend(plot)
     return figure
 
 
@@ -32,14 +32,14 @@ def gains(panels: Sequence[Panel], x_label: str = "") -> plt.Figure | None:
         return None
     figure, axes = _plots(panels)
     for plot, panel in zip(axes, panels, strict=True):
-        styles = iter(LOOKS)
+        styles = iter(2 * LOOKS[2:])
         for (a, b), by_metric in panel.gains.items():
             colour, marker, _ = next(styles)
             for metric, style in (("top-1", "-"), ("top-5", "--")):
                 _draw(plot, by_metric[metric], (colour, marker, style), f"{a} over {b}, {metric}")
         plot.axhline(0, color="#333333", linewidth=1)
         _dress(plot, panel, x_label)
-        plot.legend(fontsize=8)
+        _legend(plot)
     axes[0].set_ylabel("gain, points")
     return figure
 
@@ -69,17 +69,17 @@ def calls(rows: Sequence[Row], published: Panel | None) -> plt.Figure:
     axes[-1].set_title(f"ours: {setting}")
     if published:
         at = published.columns.index("100 %, 56 px")
-        for line, (colour, marker, _) in zip(published.lines, LOOKS, strict=False):
-            number = line.calls[at]
-            axes[0].plot(
-                number, line.values["top-1"][at].mean, color=colour, marker=marker, label=line.name, ls=""
-            )
+        looks = _looks(published.lines)
+        for line in published.lines:
+            colour, marker, _ = looks[line.name]
+            x, y = line.calls[at], line.values["top-1"][at].mean
+            axes[0].plot(x, y, color=colour, marker=marker, label=line.name, linestyle="")
         axes[0].set_title("published: ImageNet, 56 px")
     for plot in axes:
         plot.set_xscale("log", base=2)
         plot.xaxis.set_major_formatter("{x:g}")
         plot.set_xlabel("network calls")
-        plot.legend(fontsize=8)
+        _legend(plot)
     axes[0].set_ylabel("top-1, %")
     return figure
 
@@ -120,7 +120,13 @@ def _plots(panels: Sequence[object]) -> tuple[plt.Figure, list[Axes]]:
 
 
 def _looks(lines: Sequence[Line]) -> dict[str, Look]:
-    return {line.name: LOOKS[i % len(LOOKS)] for i, line in enumerate(lines)}
+    """Standard classifiers in black and grey, DiDiCM in colours, published or ours."""
+    grey, colours = iter(2 * LOOKS[:2]), iter(2 * LOOKS[2:])
+    return {line.name: next(grey if line.standard else colours) for line in lines}
+
+
+def _legend(plot: Axes) -> None:
+    plot.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=1)
 
 
 def _draw(plot: Axes, values: Sequence[Estimate | None], look: Look, label: str) -> None:
