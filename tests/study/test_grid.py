@@ -1,16 +1,18 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from didicm.errors import UserError
 from didicm.evaluation import evaluate_probs, load_posteriors
-from didicm.study import METHODS, Cell, Results, Setting, main_table, rows_of, run_grid
+from didicm.study import METHODS, Cell, Reading, Results, Setting, main_table, rows_of, run_grid, write_report
 from didicm.study.train_cell import prepare, shrink
 from tests.study.making import SETTING, base, cells
 
@@ -107,6 +109,40 @@ def test_jobs_share_the_work(whole, tmp_path):
     records = run_grid(base(), cells(seeds=2), tmp_path, jobs=2)
     assert [record["key"] for record in records] == [cell.key(base()) for cell in cells(seeds=2)]
     assert table(tmp_path) == table(whole)
+
+
+def test_a_second_grid_reads_the_networks_of_the_first(whole, tmp_path):
+    readings = (Reading("labels", {"method": "cl", "steps": 1, "chains": 2}),)
+    other = [Cell("DiDiCM", SETTING, 0, METHODS["didicm-posterior"], readings)]
+    shutil.copytree(whole / "cells", tmp_path / "cells")
+    models = [path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("model.safetensors")]
+    (record,) = run_grid(base(), other, tmp_path / "second", trainings=tmp_path)
+    assert [reading["name"] for reading in record["readings"]] == ["labels"]
+    assert [path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("model.safetensors")] == models
+    assert not (tmp_path / "second" / "cells").exists()
+
+
+def test_without_held_out_images_all_are_for_training_and_there_is_no_temperature(tmp_path):
+    cell = replace(cells()[0], held_out=0.0)
+    (record,) = run_grid(base(), [cell], tmp_path)
+    assert (record["num_train"], record["num_held_out"], record["num_test"]) == (100, 0, 1000)
+    assert record["readings"][0]["temperature"] is None
+    assert record["readings"][0]["tempered"] is None
+    assert write_report(tmp_path).tables[0].rows
+
+
+def test_a_cell_can_be_trained_by_several_processes(tmp_path):
+    (record,) = run_grid(base(**{"run.devices": 2}), cells(methods=("didicm-posterior",)), tmp_path)
+    log = (tmp_path / "cells" / record["key"] / "train.log").read_text()
+    assert log.count("epoch 2: accuracy") == 1
+    assert record["num_train"] == 90
+    assert not list(tmp_path.glob("cells/*/state"))
+
+
+def test_contestants_that_are_the_same_training_are_named(tmp_path):
+    same = [Cell(name, SETTING, 0, METHODS["standard"]) for name in ("a", "b")]
+    with pytest.raises(UserError, match="a and b have the same settings"):
+        run_grid(base(), same, tmp_path)
 
 
 def test_a_key_tells_trainings_apart_and_nothing_else():

@@ -2,11 +2,13 @@ import json
 import os
 import socket
 import subprocess
+import time
 
 import pytest
 
 from didicm.errors import UserError
 from didicm.study import Results
+from didicm.study.claims import BEAT, SILENT
 from didicm.study.results import CLAIMS, RESULTS
 
 
@@ -56,6 +58,34 @@ def test_claims_of_the_dead_are_taken_over_and_those_of_other_hosts_are_not(tmp_
     (tmp_path / CLAIMS / "torn").write_text('{"host"')
     taken = [results.claim([key]) for key in ("dead", "reused", "elsewhere", "torn")]
     assert taken == ["dead", "reused", None, "torn"]
+    silent = time.time() - SILENT - 60
+    os.utime(tmp_path / CLAIMS / "elsewhere", (silent, silent))
+    assert results.claim(["elsewhere"]) == "elsewhere"
+
+
+def test_a_claim_is_alive_while_its_owner_is_and_tells_how_far_it_is(tmp_path):
+    mine, other = Results(tmp_path), Results(tmp_path)
+    assert mine.claim(["a"]) == "a"
+    path = tmp_path / CLAIMS / "a"
+    os.utime(path, (0, 0))
+    mine.report("a", 0.25)
+    deadline = time.monotonic() + 20
+    while other.shares() != {"a": 0.25}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert path.stat().st_mtime > time.time() - 60
+    mine.release("a")
+    time.sleep(2 * BEAT)  # no later sign of life brings it back
+    assert other.shares() == {}
+
+
+def test_grids_that_share_trainings_share_claims_but_not_results(tmp_path):
+    one, two = (Results(tmp_path / name, tmp_path) for name in ("one", "two"))
+    assert one.claim(["a"]) == "a"
+    assert two.claim(["a"]) is None
+    one.append({"key": "a"})
+    assert two.read() == {}
+    assert two.claim(["a"]) == "a"
 
 
 def test_results_are_appended_once(tmp_path):

@@ -16,6 +16,7 @@ from rich.console import Console
 from didicm.data import Corruptions
 from didicm.errors import UserError
 from didicm.study import METHODS, Cell, Setting, make_cells, run_grid, write_report
+from didicm.study.grid import check_cells
 from didicm.study.report import Report, read_plan, write_plan
 from didicm.study.results import RESULTS
 from didicm.study.table import Table
@@ -190,11 +191,13 @@ def run(
         )
     if not stored and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
+    if not stored:  # a mistake shows before anything is written
+        check_cells(base, cells)
     overrides = {**stored.get("overrides", {}), **overrides}
     facts = {"data": base.data, "model": base.model, "settings": settings, "overrides": overrides}
     write_plan(out, {**plan, **facts, "readings": readings})
     try:
-        run_grid(base, cells, out, console=console, **how)
+        run_grid(base, cells, out, console=console, check=bool(stored), **how)
     except KeyboardInterrupt:
         console.print(f"stopped; what is done is in {out}: the same command goes on from there")
         raise

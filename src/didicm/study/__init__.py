@@ -1,6 +1,6 @@
 """Grids of trainings and what they show: results on disk, tables, verdict, figures, report."""
 
-from didicm.study.cells import METHODS, Cell, Setting, make_cells
+from didicm.study.cells import METHODS, Cell, Reading, Setting, make_cells
 from didicm.study.grid import run_grid
 from didicm.study.report import write_report
 from didicm.study.results import Results
@@ -10,6 +10,7 @@ from didicm.study.verdict import verdict
 __all__ = [
     "METHODS",
     "Cell",
+    "Reading",
     "Results",
     "Row",
     "Setting",

@@ -171,7 +171,7 @@ def load_stored(rows: Sequence[Row], setting: Setting, folder: Path, tempered: b
             if row.posteriors
         ]
         if files:
-            probs = [apply_temperature(p.probs, row.temperature) if tempered else p.probs for row, p in files]
+            probs = [apply_temperature(p.probs, (tempered and row.temperature) or 1.0) for row, p in files]
             stored[variant.method] = torch.cat(probs), torch.cat([p.labels for _, p in files])
     return stored
 

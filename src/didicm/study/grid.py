@@ -32,6 +32,7 @@ def run_grid(
     cluster: str | None = None,
     cluster_options: Mapping[str, Any] | None = None,
     console: Console | None = None,
+    check: bool = True,
 ) -> list[dict[str, Any]]:
     """Run the cells that are not done yet; returns the lines of the results, in the order of the cells.
 
@@ -44,12 +45,14 @@ def run_grid(
         cluster: `slurm` to submit the jobs to a cluster, or `local` to let submitit start them here.
         cluster_options: what to ask of the cluster for each job, by submitit's names.
         console: where to show progress.
+        check: build everything once before anything is trained.
     """
     results, by_key = Results(out, trainings), _by_key(base, cells)
     done = results.read()
     left = [key for key in by_key if key not in done]
     if left:
-        check_cells(base, [by_key[key] for key in left])
+        if check:
+            check_cells(base, [by_key[key] for key in left])
         console = console or Console(file=sys.stdout, soft_wrap=True)
         names = {key: str(cell) for key, cell in by_key.items()}
         weights = {key: _work(cell, base) for key, cell in by_key.items()}
