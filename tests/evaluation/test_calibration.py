@@ -88,3 +88,21 @@ def test_a_temperature_is_positive():
     for value in (0.0, -1.0, float("nan")):
         with pytest.raises(UserError, match="above 0"):
             apply_temperature(torch.eye(2), value)
+
+
+@pytest.mark.parametrize("prior", [1.0, 10.0])
+def test_a_prior_counts_as_images_that_confirm_the_posterior(prior):
+    probs, labels = simulate(30, 5, 0, temperature=3.0)
+    log_p = probs.log()
+
+    def cost(t):
+        log_q = (log_p / t).log_softmax(-1)
+        seen = -log_q.gather(1, labels.unsqueeze(1)).mean()
+        confirmed = -(probs * log_q).sum(-1).mean()
+        return ((30 * seen + prior * confirmed) / (30 + prior)).item()
+
+    best = minimize_scalar(cost, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-8})
+    assert fit_temperature(probs, labels, prior).value == pytest.approx(best.x, rel=1e-4)
+    # A few images that happen to be all right do not ask for certainty.
+    lucky = fit_temperature(probs[:5], probs[:5].argmax(-1), 10.0)
+    assert 0.5 < lucky.value < 1

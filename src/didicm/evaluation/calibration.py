@@ -23,14 +23,16 @@ class Temperature:
     warning: str | None  # set where the best value lies outside of what we allow
 
 
-def fit_temperature(probs: Tensor, labels: Tensor) -> Temperature:
+def fit_temperature(probs: Tensor, labels: Tensor, prior: float = 0.0) -> Temperature:
     """Minimise the NLL of softmax(log p / T) over T in [0.05, 20], for held-out probabilities (N, K).
 
-    The NLL is convex in 1 / T, so its slope has one root, or the minimum lies at a bound.
+    The NLL is convex in 1 / T, so its slope has one root, or the minimum lies at a bound. A dozen images that happen
+    to be all right would ask for T = 0; `prior` counts as so many more images that confirm the posterior as it is.
     """
     probs, labels = check(probs, labels)
     logits = _log(probs)
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    target = (len(probs) * own + prior * (probs * logits).sum(-1)) / (len(probs) + prior)
 
     def mean_nll(beta: float) -> float:
         return ((logits * beta).logsumexp(-1) - own * beta).mean().item()
@@ -40,7 +42,7 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> Temperature:
         p = (logits * beta).softmax(-1)
         mean = (p * logits).sum(-1)
         variance = (p * (logits - mean.unsqueeze(-1)).square_()).sum(-1)
-        return (mean - own).mean().item(), variance.mean().item()
+        return (mean - target).mean().item(), variance.mean().item()
 
     start, _ = slopes(1.0)
     value, warning = 1.0, None  # kept where no temperature matters, as for a uniform posterior

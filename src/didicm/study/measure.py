@@ -25,6 +25,7 @@ from didicm.training.setup import Parts
 
 EVAL_SEED = 0  # the test images are corrupted alike for every method and seed
 BATCH = 250
+PRIOR = 10.0  # images: few are held out where there are few
 SHOWN = 200  # test images that are kept to look at
 TRACED = 24  # of them, with their way through diffusion time
 ONE_CALL = "1 call"
@@ -62,7 +63,7 @@ def run_cell(cell: Cell, base: TrainConfig, out: Path, trainings: Path, on_step:
             "posteriors": None,
         }
         if held is not None:
-            line["temperature"] = fit_temperature(held[reading.name][0], held_labels).value
+            line["temperature"] = fit_temperature(held[reading.name][0], held_labels, PRIOR).value
             line["tempered"] = evaluate_probs(apply_temperature(probs, line["temperature"]), labels)
         if reading.stored:
             file = folder / f"posteriors-{i}.safetensors"
