@@ -114,6 +114,8 @@ def test_evaluate_asks_as_it_is_told(diffusion_run, tmp_path, capsys):
     assert last["bins"] == 5
     stored = load_posteriors(tmp_path / "2" / "posteriors.safetensors")
     assert last["metrics"] == evaluate_probs(stored.probs, stored.labels, bins=5)
+    low, high = last["intervals"]["cal/ECE"]
+    assert low < last["metrics"]["cal/ECE"] < high  # of these five bins, not of the usual fifteen
     assert last["multiply_adds"] != metrics(tmp_path / "0")["multiply_adds"]
 
 

@@ -140,15 +140,9 @@ def measure(
             "coverage": coverage(inside, result.labels),
             "mean_size": mean_size(inside),
         }
-    # The bootstrap knows calibration errors of the usual number of bins only.
-    intervals = {
-        name: interval
-        for name, interval in bootstrap(result.probs, result.labels, seed=seed).items()
-        if bins == BINS or not name.startswith("cal/")
-    }
     return {
         "metrics": evaluate_probs(result.probs, result.labels, bins=bins),
-        "intervals": intervals,
+        "intervals": bootstrap(result.probs, result.labels, seed=seed, bins=bins),
         "conformal": sets,
         "num_images": len(result.labels),
         "num_skipped": len(result.skipped),

@@ -7,14 +7,20 @@ import torch
 from torch import Tensor
 
 from didicm.errors import UserError
-from didicm.evaluation.metrics import Summary
+from didicm.evaluation.metrics import BINS, Summary
 
 # Counts held at once: enough to keep the processor busy, few enough to stay near its caches.
 CHUNK = 2**21
 
 
 def bootstrap(
-    probs: Tensor, labels: Tensor, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+    probs: Tensor,
+    labels: Tensor,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    bins: int = BINS,
 ) -> dict[str, tuple[float, float]]:
     """Interval (low, high) of every metric of probabilities (N, K) over a redraw of the images.
 
@@ -23,7 +29,7 @@ def bootstrap(
     measure on average. What hangs on a handful of errors gets too narrow an interval: `sc/Cov@1Risk` of hundreds
     of images, or an accuracy near 1, which is of width 0 where no answer is wrong.
     """
-    summary = Summary.of(probs, labels)
+    summary = Summary.of(probs, labels, bins)
     intervals = _intervals(summary.metrics, summary.num_images, resamples, level, seed)
     # Moved back, the interval of a small error can begin below 0, where no error is.
     return {name: (max(low, 0.0), high) for name, (_, low, high) in intervals.items()}
