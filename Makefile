@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test lint format bench results docs clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
@@ -36,6 +36,9 @@ format: $(READY) ## format the code and mend what can be mended
 
 bench: $(READY) ## measure speed and memory against the K x K form of the paper
 	$(BIN)/python -m benchmarks
+
+results: $(READY) ## make docs/results.md again from the stored results
+	$(BIN)/python docs/make_results.py
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -215,6 +215,20 @@ def test_a_score_without_signal_reads_as_uniform():
     assert torch.allclose(flat, torch.full((2, 4), 0.25), atol=1e-3)
 
 
+@pytest.mark.parametrize("K", [10, 1000])
+def test_a_score_that_errs_claims_no_certain_zero(K):
+    """The cross-entropy to the truth stays near its entropy; flat zeros would cost tens of nats each."""
+    process, t = UniformProcess(K), tensor(0.5)
+    truth = all_kinds(K)[:2] * 0.98 + 0.02 / K
+    torch.manual_seed(0)
+    log_q = process.marginal(truth, t).log().expand(200, *truth.shape)
+    clean = process.clean_posterior(log_q + 0.05 * torch.randn(log_q.shape, dtype=DOUBLE), t)
+    excess = (truth * (truth.log() - clean.log())).sum(-1).mean()
+    assert excess < 0.05
+    zero = (process.noisy_posterior(log_q, t) - 0.5 / K).clamp_min(0)  # a consistent score keeps what it knows
+    assert (process.clean_posterior(log_q, t) - zero / zero.sum(-1, keepdim=True)).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize("t", [1e-5, 0.5, 1.0])
 def test_any_logits_are_safe_in_float32(t):
     process, t = UniformProcess(1000), tensor(t)

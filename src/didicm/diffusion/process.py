@@ -83,9 +83,15 @@ class UniformProcess:
         return q / q.sum(-1, keepdim=True)
 
     def clean_posterior(self, log_score: Tensor, t: Tensor) -> Tensor:
-        """Undo the noise: the clean posterior (..., K) that one score at time t implies (the readout)."""
+        """Undo the noise: the clean posterior (..., K) that one score at time t implies (the readout).
+
+        A consistent score leaves no class a negative signal. Where a network's does, that tells by how much it errs,
+        and no class is given less than the mean of that: a flat zero would claim more than such a score can know.
+        """
         lost = _at(self.schedule.lost, t, log_score)
-        signal = (log_score.softmax(-1) - lost / self.num_classes).clamp_min(TINY)
+        signal = log_score.softmax(-1) - lost / self.num_classes
+        error = (-signal).clamp_min(0).mean(-1, keepdim=True)
+        signal = signal.maximum(error.clamp_min(TINY))
         return signal / signal.sum(-1, keepdim=True)  # the sum is keep(t), unless the score breaks the bound
 
     # Reverse, over probabilities

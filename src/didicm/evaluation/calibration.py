@@ -26,8 +26,8 @@ class Temperature:
 def fit_temperature(probs: Tensor, labels: Tensor, prior: float = 0.0) -> Temperature:
     """Minimise the NLL of softmax(log p / T) over T in [0.05, 20], for held-out probabilities (N, K).
 
-    The NLL is convex in 1 / T, so its slope has one root, or the minimum lies at a bound. A dozen images that happen
-    to be all right would ask for T = 0; `prior` counts as so many more images that confirm the posterior as it is.
+    The NLL is convex in 1 / T, so its slope has one root, or the minimum lies at a bound. A dozen images that
+    happen to be all right would ask for T = 0; `prior` counts as so many more images that confirm the posterior.
     """
     probs, labels = check(probs, labels)
     logits = _log(probs)

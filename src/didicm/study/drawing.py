@@ -93,7 +93,12 @@ def draw_comparison(rows: Sequence[Row], out: Path) -> list[Figure]:
 
 
 def draw_study(study: Study, ours: Panel, published: Panel | None, rows: Sequence[Row], out: Path) -> list[Figure]:
-    """Figures of a study, the published numbers beside ours."""
+    """Figures of a study, and those of the hardest setting."""
+    return [*draw_panels(study, ours, published, rows), *_draw_hardest(rows, out)]
+
+
+def draw_panels(study: Study, ours: Panel, published: Panel | None, rows: Sequence[Row]) -> list[Figure]:
+    """What the results file alone can show, the published numbers beside ours."""
     panels = [published, ours] if published else [ours]
     drawn: dict[str, plt.Figure | None] = {}
     if study.layout == "uncertainty":
@@ -105,7 +110,7 @@ def draw_study(study: Study, ours: Panel, published: Panel | None, rows: Sequenc
         drawn["steps"] = study_figures.over_steps(ours)
     if study.layout == "metrics":
         drawn["uncertainty"] = figures.over_uncertainty(rows)
-    return [*_rendered(drawn), *_draw_hardest(rows, out)]
+    return _rendered(drawn)
 
 
 def _draw_hardest(rows: Sequence[Row], out: Path) -> list[Figure]:

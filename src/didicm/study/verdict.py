@@ -53,17 +53,20 @@ def _on_accuracy(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Varia
 
 
 def _on_posterior(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant]) -> str:
-    metric = "cls/NLL, T"
+    raw, tempered = (_on_nll(rows, a, standard, metric) for metric in ("cls/NLL", "cls/NLL, T"))
+    with_temperature = f"; once both have a temperature they are {tempered}" if tempered else ""
+    cost = _cost(rows, a, best_opponent(rows, standard, "cls/NLL"))
+    return f"As trained, DiDiCM's probabilities are {raw}{with_temperature}; {cost}."
+
+
+def _on_nll(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant], metric: str) -> str | None:
+    """How DiDiCM's probabilities compare with those of the standard classifier whose NLL is best."""
     b = best_opponent(rows, standard, metric)
     gap, x, y = difference(a, b, metric), estimate(a, metric), estimate(b, metric)
-    shown = f"NLL {x.mean:.3f} against {y.mean:.3f} (lower is better), {_interval(gap, 1, 3)}"
-    if gap.sign < 0:
-        found = f"Its probabilities are better, also after both got a temperature: {shown}"
-    elif gap.sign > 0:
-        found = f"The standard classifier's probabilities are better once both have a temperature: {shown}"
-    else:
-        found = f"Once both have a temperature, their probabilities are equally good within noise: {shown}"
-    return f"{found}; {_cost(rows, a, b)}."
+    if gap is None:
+        return None
+    word = {-1: "better", 1: "worse", 0: "as good, within noise"}[gap.sign]
+    return f"{word} (NLL {x.mean:.3f} against {y.mean:.3f}, lower is better, {_interval(gap, 1, 3)})"
 
 
 def _cost(rows: Sequence[Row], a: Sequence[Row], b: Sequence[Row]) -> str:
@@ -72,7 +75,7 @@ def _cost(rows: Sequence[Row], a: Sequence[Row], b: Sequence[Row]) -> str:
     single = select(rows, replace(a[0].variant, reading=ONE_CALL))
     if a[0].calls == 1 or not single:
         return text
-    there = estimate(single, "cls/NLL, T")
+    there = estimate(single, "cls/NLL")
     once = single[0].multiply_adds / max(b[0].multiply_adds, 1)
     return f"{text}, and a single call, at {once:.1f} times, has NLL {there.mean:.3f}"
 
