@@ -85,8 +85,8 @@ class UniformProcess:
     def clean_posterior(self, log_score: Tensor, t: Tensor) -> Tensor:
         """Undo the noise: the clean posterior (..., K) that one score at time t implies (the readout).
 
-        A consistent score leaves no class a negative signal. Where a network's does, that tells by how much it errs,
-        and no class is given less than the mean of that: a flat zero would claim more than such a score can know.
+        A consistent score leaves no class a negative signal. Where a network's does, that tells by how much it
+        errs, and no class gets less than the mean of that: a flat zero would claim more than it can know.
         """
         lost = _at(self.schedule.lost, t, log_score)
         signal = log_score.softmax(-1) - lost / self.num_classes
