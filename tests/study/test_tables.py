@@ -21,8 +21,8 @@ def test_the_verdict_says_who_wins():
     says = verdict(rows(0.80, 0.75, (0.4, 0.6)))
     assert says[0].startswith("DiDiCM is more accurate")
     assert "81.0 % against 75.8 %" not in says[0]  # means are of the stored values, not typed in
-    assert says[1].startswith("As trained, DiDiCM's probabilities are better (NLL 0.5")
-    assert "once both have a temperature they are better (NLL 0.4" in says[1]
+    assert says[1].startswith("As trained, DiDiCM's probabilities are better: NLL 0.5")
+    assert "with a temperature for both they are better: NLL 0.4" in says[1]
     assert "8 network calls cost 8.0 times" in says[1]
     assert len(says) == 2
 

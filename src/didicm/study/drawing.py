@@ -52,7 +52,7 @@ CAPTIONS = {
     ),
     "gains": (
         "Gains over the standard classifier",
-        "Differences paired by seed; where a bar crosses zero, noise may explain it all.",
+        "Up is better. Differences paired by seed; where a bar crosses zero, noise may explain it all.",
     ),
     "calls": (
         "Network calls against quality",

@@ -29,8 +29,13 @@ Stored = dict[str, tuple[Tensor, Tensor]]  # probabilities and labels of a metho
 def over_uncertainty(rows: Sequence[Row]) -> plt.Figure:
     """Accuracy and NLL of each method from the most to the least telling setting."""
     settings = settings_of(rows)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    metrics = (("cls/Acc", 100, "top-1 accuracy, %"), ("cls/NLL, T", 1, "NLL with temperature (lower is better)"))
+    metrics = (
+        ("cls/Acc", 100, "top-1 accuracy, %"),
+        ("cls/NLL", 1, "NLL as trained (lower is better)"),
+        ("cls/NLL, T", 1, "NLL with temperature"),
+    )
+    metrics = metrics[: 3 if any(row.tempered for row in rows) else 2]
+    figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 4.2), layout="constrained")
     for panel, (metric, scale, title) in zip(axes, metrics, strict=True):
         for i, variant in enumerate(_main(rows)):
             found = [estimate(select(rows, variant, s), metric) for s in settings]
@@ -49,11 +54,13 @@ def gains(rows: Sequence[Row]) -> plt.Figure | None:
     ours = [v for v in _main(rows) if v not in standard]
     if not standard or not ours:
         return None
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
     metrics = (
         ("cls/Acc", 100, "gain in accuracy, points"),
-        ("cls/NLL, T", -1, "gain in NLL (both with temperature)"),
+        ("cls/NLL", -1, "gain in NLL, as trained"),
+        ("cls/NLL, T", -1, "gain in NLL, with temperature"),
     )
+    metrics = metrics[: 3 if any(row.tempered for row in rows) else 2]
+    figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 4.4), layout="constrained")
     pairs = [(v, o) for v in ours for o in standard]
     for panel, (metric, scale, title) in zip(axes, metrics, strict=True):
         for i, (variant, opponent) in enumerate(pairs):
@@ -63,7 +70,7 @@ def gains(rows: Sequence[Row]) -> plt.Figure | None:
             kept, filled = [x for x in found if x], opponent == standard[0]
             _with_bars(panel, at, kept, scale, variant.method, label, filled=filled, line="")
         panel.axhline(0, color="#333333", linewidth=1)
-        panel.set(title=f"{title}: up is better")
+        panel.set(title=title)
         _setting_ticks(panel, settings)
     legend_below(figure, axes[0], 1 if len(pairs) < 3 else 2)
     return figure

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from didicm.training.tracking import _duration as duration
+from didicm.training.tracking import duration
 
 QUIET = 20.0  # seconds without a line, where there is no bar
 

@@ -54,7 +54,7 @@ def _on_accuracy(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Varia
 
 def _on_posterior(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant]) -> str:
     raw, tempered = (_on_nll(rows, a, standard, metric) for metric in ("cls/NLL", "cls/NLL, T"))
-    with_temperature = f"; once both have a temperature they are {tempered}" if tempered else ""
+    with_temperature = f"; with a temperature for both they are {tempered}" if tempered else ""
     cost = _cost(rows, a, best_opponent(rows, standard, "cls/NLL"))
     return f"As trained, DiDiCM's probabilities are {raw}{with_temperature}; {cost}."
 
@@ -65,8 +65,8 @@ def _on_nll(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant], 
     gap, x, y = difference(a, b, metric), estimate(a, metric), estimate(b, metric)
     if gap is None:
         return None
-    word = {-1: "better", 1: "worse", 0: "as good, within noise"}[gap.sign]
-    return f"{word} (NLL {x.mean:.3f} against {y.mean:.3f}, lower is better, {_interval(gap, 1, 3)})"
+    word = {-1: "better", 1: "worse", 0: "as good within noise"}[gap.sign]
+    return f"{word}: NLL {x.mean:.3f} against {y.mean:.3f}, {_interval(gap, 1, 3)}"
 
 
 def _cost(rows: Sequence[Row], a: Sequence[Row], b: Sequence[Row]) -> str:

@@ -67,7 +67,7 @@ class Tracker:
             left = (now - self._started) / max(step - self._first_step, 1) * (self._total - step)
             self.console.print(
                 f"step {step}/{self._total}  epoch {epoch + 1}  loss {numbers['loss']:.4f}  "
-                f"lr {numbers['lr']:.2g}  {speed:.0f} images/s  {_duration(left)} left",
+                f"lr {numbers['lr']:.2g}  {speed:.0f} images/s  {duration(left)} left",
                 highlight=False,
             )
 
@@ -137,7 +137,8 @@ def _wandb(folder: Path, project: str) -> Any:
     return lambda step, numbers: run.log(numbers, step=step)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in words, as in 1 h 05 min."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return (
