@@ -63,7 +63,7 @@ def write_study(study: Study, rows: list[Row], folder: Path) -> str:
     published = published_panel(study.published) if study.published else None
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
     parts += [f"{sentence}\n" for sentence in study_verdict(study, ours, published)]
-    with styled():
+    with styled([row.method for row in rows]):
         for figure in draw_panels(study, ours, published, rows):
             file = folder / f"{study.name}-{figure.name}.svg"
             file.write_bytes(figure.data)

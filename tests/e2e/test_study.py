@@ -70,7 +70,7 @@ def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path):
     code, shown, trouble = study(shrink("selection-imagenet", tmp_path, fractions=[0.1]), f"--out={out}")
     assert code == 0, trouble
     assert len(list((out / "cells").iterdir())) == 4
-    assert "By top-1, best first:" in shown
+    assert "By mean top-1, best first:" in shown
     assert "Published: argmin 71.7" in shown
 
     # Everything again, from what was stored; other readings of the same study are refused.
@@ -133,6 +133,8 @@ def test_killed_on_a_cluster_and_run_again_ends_with_the_same_table(tmp_path):
         (["main-cpu", "--seeds=0"], "--seeds must be at least 1"),
         (["main-cpu", "--devices=0"], "--devices must be at least 1"),
         (["main-cpu", "--set=epoch=3"], "no setting 'epoch'"),
+        (["main-cpu", "--set=optimizer.lr=fast"], "optimizer.lr must be a number, got 'fast'"),
+        (["main-cpu", "--set=model_args.prediction=posterior", "--set=epochs=many"], "epochs must be"),
         (["main-cpu", "--cluster=slurm_partition=gpu"], "--cluster is for --executor slurm"),
     ],
 )

@@ -36,6 +36,7 @@ def record(method, seed, accuracy, nll, setting=SETTING, calls=1):
         return {
             "name": name,
             "settings": {},
+            "group": name,
             "calls": calls,
             "multiply_adds": 1000 * calls,
             "metrics": metrics,

@@ -3,6 +3,7 @@ import yaml
 
 from didicm.errors import UserError
 from didicm.study.definition import load_study, make_study, read_study, studies
+from didicm.training.config import TrainConfig, override
 
 SMALL = {
     "name": "mine",
@@ -95,9 +96,28 @@ def test_a_list_of_steps_makes_a_reading_each_and_only_the_first_keeps_posterior
         ({"layout": "sizes"}, "every contestant needs a column"),
         ({"contestants": {}}, "contestants is empty"),
         ({"published": "tab:best"}, "published must be one of tab:main_results"),
-        ({"readings": {"a": {"speed": 2}}}, "reading 'a' has no setting 'speed'"),
+        ({"published": "tab:all_resnet"}, "published must be one of tab:main_results, tab:selection, tab:nfe"),
+        ({"readings": {"a": {"speed": 2}}}, "no setting 'speed'"),
+        ({"readings": {"a": {"solver": "eulr"}}}, "solver must be one of exact, euler, official, got 'eulr'"),
+        ({"readings": {"a": {"steps": 0}}}, "needs at least one step"),
+        ({"readings": {"a": {"steps": "8"}}}, "steps must be a whole number, got '8'"),
+        ({"readings": {"a": None}}, "readings: a must be a set of names and values"),
+        ({"readings": ["a"]}, "readings must be a set of names and values"),
+        ({"curves": {"a": {"steps": 2}}}, "curves need readings"),
         ({"corruptions": ["fog:3"]}, "fog"),
-        ({"by_fraction": {"half": {}}}, "half"),
+        ({"corruptions": "none"}, "corruptions must be a list"),
+        ({"by_fraction": {"half": {}}}, "a name in mine.yaml: by_fraction must be a number, got 'half'"),
+        ({"by_fraction": {0.5: {"epochs": 1}}}, "by_fraction has .0.5., which fractions lacks"),
+        ({"contestants": ["a"]}, "contestants must be a set"),
+        ({"contestants": {8: {}}}, "a name in mine.yaml: contestants must be text, got 8"),
+        ({"resolutions": 28}, "resolutions must be a list"),
+        ({"resolutions": ["7"]}, "must be a whole number or nothing, got '7'"),
+        ({"fractions": [2]}, r"fractions must lie in \(0, 1\]"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"seeds": "3"}, "seeds must be a whole number"),
+        ({"held_out": "a tenth"}, "held_out must be a number"),
+        ({"layout": "steps"}, "layout steps needs readings"),
+        ({"layout": "steps", "readings": {"a": {"select": "argmax"}}, "contestants": {"b": {}}}, "needs steps"),
     ],
 )
 def test_mistakes_are_named(change, says):
@@ -118,7 +138,7 @@ def test_unknown_and_unreadable_studies_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"broken.yaml is no study"):
         load_study(str(broken))
     broken.write_text("title: only a title")
-    with pytest.raises(UserError, match="contestants are needed"):
+    with pytest.raises(UserError, match="question, layout, contestants must be given"):
         load_study(str(broken))
 
 
@@ -126,6 +146,45 @@ def test_a_setting_that_does_not_exist_is_named():
     study = make_study({**SMALL, "settings": {"epoch": 3}}, "here")
     with pytest.raises(UserError, match="no setting 'epoch'"):
         study.base("fashion-mini", {})
+
+
+def test_the_users_settings_win_over_recipes_and_study_but_not_over_what_makes_a_contestant():
+    content = {
+        **SMALL,
+        "fractions": [0.5],
+        "by_fraction": {0.5: {"epochs": 7}},
+        "settings": {"optimizer": {"lr": 1}},
+    }
+    content["contestants"] = {"weak": {"recipe": "weak"}, "few": {"batch_size": 9}}
+    study = make_study(content, "here")
+
+    def made(**asked):
+        base = study.base("fashion-mini", asked)
+        return {cell.method: cell.config(base) for cell in study.cells(1, asked)}
+
+    assert (made()["weak"].epochs, made()["weak"].optimizer.lr, made()["weak"].batch_size) == (7, 1.0, 1024)
+    asked = made(**{"epochs": 3, "optimizer.lr": "1e-3", "batch_size": 5})
+    assert [config.epochs for config in asked.values()] == [3, 3]
+    assert [config.optimizer.lr for config in asked.values()] == [1e-3, 1e-3]
+    assert [config.batch_size for config in asked.values()] == [5, 9]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("method", "Standard", "method must be one of diffusion, standard"),
+        ("epochs", "many", "epochs must be a whole number"),
+        ("epochs", True, "epochs must be a whole number"),
+        ("optimizer.lr", "fast", "optimizer.lr must be a number"),
+        ("optimizer.lr", float("nan"), "optimizer.lr must be a number"),
+        ("data", 5, "data must be text"),
+        ("augment", {"flip": 1}, "no setting 'augment.flip'"),
+        ("augment.scale", [1, 2, 3], "augment.scale must be"),
+    ],
+)
+def test_values_are_checked_and_not_only_names(name, value, says):
+    with pytest.raises(UserError, match=says):
+        override(TrainConfig(), {name: value})
 
 
 def test_a_study_of_ones_own_is_named_after_its_file(tmp_path):

@@ -84,7 +84,7 @@ def test_solvers_stand_over_their_steps():
     study = make_study({**BASE, "layout": "steps", "contestants": {"score": {}}, "readings": readings}, "here")
     result = record("score", 0, 0.5, 1.0)
     result["readings"] = [
-        {**result["readings"][0], "name": reading.name, "settings": dict(reading.settings)}
+        {**result["readings"][0], "name": reading.name, "group": reading.group, "settings": dict(reading.settings)}
         for reading in study.cells(1)[0].readings
     ]
     result["readings"][1]["metrics"] = {**result["readings"][1]["metrics"], "cls/Acc": 0.6}
@@ -100,5 +100,5 @@ def test_without_an_opponent_the_verdict_is_a_ranking():
     results = rows_of([record("a", 0, 0.5, 1.0, calls=2), record("b", 0, 0.6, 1.2, calls=2)])
     results = [row for row in results if row.main]
     says = study_verdict(study, our_panel(study, results), None)
-    assert says[0] == "By top-1, best first: b 60.0, a 50.0."
-    assert says[1].startswith("By NLL, best first: a")
+    assert says[0] == "By mean top-1, best first: b 60.0, a 50.0; the table shows how far seeds differ."
+    assert says[1].startswith("By mean NLL, best first: a")

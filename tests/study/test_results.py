@@ -79,6 +79,16 @@ def test_a_claim_is_alive_while_its_owner_is_and_tells_how_far_it_is(tmp_path):
     assert other.shares() == {}
 
 
+def test_an_owner_that_was_thought_dead_leaves_the_new_ones_claim_alone(tmp_path):
+    mine = Results(tmp_path)
+    assert mine.claim(["a"]) == "a"
+    theirs = json.dumps({"host": "another", "pid": 1, "started": "1", "share": 0.5})
+    (tmp_path / CLAIMS / "a").write_text(theirs)  # taken over while we were suspended
+    time.sleep(2.5 * BEAT)
+    mine.release("a")
+    assert (tmp_path / CLAIMS / "a").read_text() == theirs
+
+
 def test_grids_that_share_trainings_share_claims_but_not_results(tmp_path):
     one, two = (Results(tmp_path / name, tmp_path) for name in ("one", "two"))
     assert one.claim(["a"]) == "a"

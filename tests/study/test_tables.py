@@ -37,7 +37,7 @@ def test_the_verdict_says_when_the_difference_is_noise():
     says = verdict(rows(0.7505, 0.75, (0.5, 0.5)))
     assert "cannot be told apart" in says[0]
     assert "within noise" in says[1]
-    assert "4 pairs of runs" in says[0]
+    assert "4 seeds" in says[0]
 
 
 def test_a_single_run_claims_nothing():
@@ -50,6 +50,42 @@ def test_the_verdict_is_against_the_better_standard_classifier():
     results = rows(0.80, 0.75)
     better = rows_of([record("standard-smooth", seed, 0.9 + 0.01 * (seed % 3), 0.5) for seed in range(4)])
     assert verdict([*results, *better])[0].startswith("The standard classifier is more accurate")
+
+
+def test_settings_are_no_seeds():
+    """One seed in many settings has no interval, and how settings differ does not widen that over seeds."""
+    settings = [Setting(7, 0.1), Setting(14, 0.1), Setting(28, 0.1)]
+    gains = {settings[0]: -0.001, settings[1]: 0.006, settings[2]: 0.058}
+
+    def results(seeds):
+        return rows_of(
+            record(method, seed, 0.5 + 0.001 * seed + gain, 1.0, setting, calls=calls)
+            for seed in range(seeds)
+            for setting in settings
+            for method, gain, calls in (("standard", 0.0, 1), ("didicm-score", gains[setting], 2))
+        )
+
+    assert "from a single run each" in verdict(results(1))[0]
+    assert verdict(results(4))[0].startswith("DiDiCM is more accurate")
+    assert "+2.1 points (95 % interval +2.1 to +2.1, 4 seeds)" in verdict(results(4))[0]
+
+
+def test_only_what_both_sides_were_run_in_is_compared():
+    easy, hard = Setting(28, 1.0), Setting(7, 0.1)
+    results = [
+        record(method, seed, accuracy, 1.0, setting, calls=2 if method == "didicm-score" else 1)
+        for seed in range(2)
+        for method, setting, accuracy in (
+            ("standard", easy, 0.88),
+            ("standard", hard, 0.64),
+            ("standard-smooth", easy, 0.895),
+            ("didicm-score", easy, 0.90),
+            ("didicm-score", hard, 0.66),
+        )
+    ]
+    assert "78.0 % against 76.0 %" in verdict(rows_of(results))[0]
+    apart = [record("standard", 0, 0.5, 1.0, easy), record("didicm-score", 0, 0.5, 1.0, hard, calls=2)]
+    assert verdict(rows_of(apart))[0].startswith("There is nothing to compare")
 
 
 def test_without_an_opponent_there_is_no_verdict():

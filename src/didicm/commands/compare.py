@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from rich.console import Console
 from didicm.data import Corruptions
 from didicm.errors import UserError
 from didicm.study import METHODS, Cell, Setting, make_cells, run_grid, write_report
-from didicm.study.grid import check_cells
+from didicm.study.grid import check_cells, index_cells
 from didicm.study.report import Report, read_plan, write_plan
 from didicm.study.results import RESULTS
 from didicm.study.table import Table
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         if not arguments.data:
             raise UserError("no --data: say where the images are")
         base = load_base(arguments)
-        methods = choose_methods(arguments.methods, arguments.recipe, base)
+        methods = choose_methods(arguments.methods, arguments.recipe, base, own_settings(arguments))
         cells = make_cells(methods, settings_from(arguments), range(arguments.seeds))
         plan = {"title": "DiDiCM against a standard classifier", "command": "didicm compare " + shlex.join(argv)}
         run(base, cells, arguments.out, plan, console, **how_to_run(arguments))
@@ -123,14 +123,18 @@ def common_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def load_base(arguments: argparse.Namespace) -> TrainConfig:
     """Settings that all trainings share."""
-    own = common_settings(arguments) | {"data": arguments.data}
-    own |= {
-        name: value for name, value in (("epochs", arguments.epochs), ("sampler.steps", arguments.steps)) if value
-    }
-    return override(load_recipe(arguments.recipe), own)
+    return override(load_recipe(arguments.recipe), {**own_settings(arguments), "data": arguments.data})
 
 
-def choose_methods(names: str, recipe: str, base: TrainConfig) -> dict[str, dict[str, Any]]:
+def own_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the user asked for, for all trainings."""
+    short = {"epochs": arguments.epochs, "sampler.steps": arguments.steps}
+    return {**common_settings(arguments), **{name: value for name, value in short.items() if value is not None}}
+
+
+def choose_methods(
+    names: str, recipe: str, base: TrainConfig, settings: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """The contestants; the standard ones follow the recipe's own file for them, where it has one."""
     chosen = _list("--methods", names, str)
     for name in chosen:
@@ -140,7 +144,9 @@ def choose_methods(names: str, recipe: str, base: TrainConfig) -> dict[str, dict
         chosen = [name for name in chosen if name != "standard-smooth"]  # the recipe smooths all of them
     ours, theirs = flatten(load_recipe(recipe)), flatten(load_recipe(recipe, "standard"))
     special = {name: value for name, value in theirs.items() if value != ours[name]}
-    return {name: {**(special if name.startswith("standard") else {}), **METHODS[name]} for name in chosen}
+    return {
+        name: {**(special if name.startswith("standard") else {}), **settings, **METHODS[name]} for name in chosen
+    }
 
 
 def settings_from(arguments: argparse.Namespace) -> list[Setting]:
@@ -181,8 +187,10 @@ def run(
     overrides = {f"{cell.method}, {cell.setting}": dict(cell.overrides) for cell in cells}
     readings = {"readings": [asdict(reading) for reading in cells[0].readings]} if cells[0].readings else {}
     stored = read_plan(out)
+    settings |= {"precision": base.run.precision, "held_out": cells[0].held_out}
     now = json.loads(json.dumps({**settings, **overrides, **readings}))
-    before = {**stored.get("settings", {}), **stored.get("overrides", {}), **stored.get("readings", {})}
+    done = (out / RESULTS).is_file() and (out / RESULTS).stat().st_size > 0
+    before = {**stored["settings"], **stored["overrides"], **stored["readings"]} if stored and done else {}
     # Other methods and settings may join, but none may change.
     changed = [f"{k} is {v}, not {now[k]}" for k, v in before.items() if k in now and now[k] != v]
     if changed:
@@ -191,15 +199,17 @@ def run(
         )
     if not stored and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
-    if not stored:  # a mistake shows before anything is written
+    keys = {key: cell.method for key, cell in index_cells(base, cells).items()}
+    if not done:  # a mistake shows before anything is written
         check_cells(base, cells)
-    overrides = {**stored.get("overrides", {}), **overrides}
-    facts = {"data": base.data, "model": base.model, "settings": settings, "overrides": overrides}
+    if before and "study" not in plan:  # what was asked for earlier stays in the report
+        overrides, keys = {**stored["overrides"], **overrides}, {**stored["cells"], **keys}
+    facts = {"data": base.data, "model": base.model, "settings": settings, "overrides": overrides, "cells": keys}
     write_plan(out, {**plan, **facts, "readings": readings})
     try:
-        run_grid(base, cells, out, console=console, check=bool(stored), **how)
+        run_grid(base, cells, out, console=console, check=done, **how)
     except KeyboardInterrupt:
-        console.print(f"stopped; what is done is in {out}: the same command goes on from there")
+        console.print(f"stopped; what is done is in {out}: the same command goes on from there", markup=False)
         raise
 
 
@@ -214,8 +224,9 @@ def conclude(report: Report, out: Path, console: Console) -> None:
     """Print the verdict and where things are."""
     console.print()
     for sentence in report.verdict:
-        console.print(sentence, highlight=False)
-    console.print(f"\nreport: {os.path.abspath(report.path)}\nnumbers: {out / RESULTS}", highlight=False)
+        console.print(sentence, highlight=False, markup=False)
+    places = f"\nreport: {os.path.abspath(report.path)}\nnumbers: {out / RESULTS}"
+    console.print(places, highlight=False, markup=False)
 
 
 def _setting(flag: str, text: str) -> tuple[str, Any]:

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     console = Console(soft_wrap=True)
     if arguments.name is None:
         for name in studies():
-            console.print(f"{name:22}{load_study(name).question}", highlight=False)
+            console.print(f"{name:22}{load_study(name).question}", highlight=False, markup=False)
         return 0
     study = load_study(arguments.name)
     out = arguments.out / study.name
@@ -33,12 +33,14 @@ def main(argv: list[str]) -> int:
         data = arguments.data or study.data
         if data is None:
             raise UserError(f"study {study.name} needs --data: say where the images are")
-        base = study.base(data, common_settings(arguments))
-        cells = study.cells(arguments.seeds or study.seeds)
+        settings = common_settings(arguments)
+        base = study.base(data, settings)
+        cells = study.cells(arguments.seeds or study.seeds, settings)
         if arguments.dry_run:
             describe(study, base, cells, out, console)
             return 0
-        plan = {"title": study.title, "command": "didicm study " + shlex.join(argv), "study": to_plan(study)}
+        plan = {"title": study.title, "name": arguments.name, "command": "didicm study " + shlex.join(argv)}
+        plan["study"] = to_plan(study)
         run(base, cells, out, plan, console, trainings=arguments.out, **how_to_run(arguments))
     report = write_report(out)
     for table in report.tables:
@@ -70,12 +72,14 @@ def make_parser() -> argparse.ArgumentParser:
 def describe(study: Study, base: TrainConfig, cells: list[Cell], out: Path, console: Console) -> None:
     """What would be done."""
     check_cells(base, cells)
-    console.print(f"{study.title}\n{study.question}\n", highlight=False)
+    console.print(f"{study.title}\n{study.question}\n", highlight=False, markup=False)
     seeds = len({cell.seed for cell in cells})
     counted = Counter((cell.method, cell.config(base).model, cell.config(base).epochs) for cell in cells)
     for (method, model, epochs), count in counted.items():
         settings = f"{count // seeds} setting{'s' if count > seeds else ''}"
-        console.print(f"  {method}: {model}, {epochs} epochs, {settings} x {seeds} seeds", highlight=False)
+        console.print(
+            f"  {method}: {model}, {epochs} epochs, {settings} x {seeds} seeds", highlight=False, markup=False
+        )
     names = ", ".join(reading.name for reading in cells[0].readings)
-    console.print(f"\n{len(cells)} trainings; DiDiCM is read as: {names}", highlight=False)
-    console.print(f"results would be in {out}; nothing was written (--dry-run)", highlight=False)
+    console.print(f"\n{len(cells)} trainings; DiDiCM is read as: {names}", highlight=False, markup=False)
+    console.print(f"results would be in {out}; nothing was written (--dry-run)", highlight=False, markup=False)

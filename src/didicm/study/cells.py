@@ -58,6 +58,7 @@ class Reading:
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler
     stored: bool = True  # whether its posteriors are kept, or only its metrics
+    group: str = ""  # what it shares with readings that differ in their steps alone
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,11 @@ class Cell:
         return replace(config, run=replace(run, validate_epochs=config.epochs))
 
     def key(self, base: TrainConfig) -> str:
-        """A name that is the same for the same training, however it is read, and fit for a file."""
+        """A name that is the same for the same settings, and fit for a file."""
         # How a run is carried out is no part of what it is, but for its precision.
-        values = {k: v for k, v in flatten(self.config(base)).items() if k != "out" and k[:4] != "run."}
-        values |= {"held out": self.held_out, "precision": base.run.precision}
+        config = self.config(base)
+        values = {k: v for k, v in flatten(config).items() if k != "out" and k[:4] != "run."}
+        values |= {"held out": self.held_out, "precision": config.run.precision}
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
         setting = f"{self.setting.resolution or 'own'}px-{self.setting.fraction:g}"
         kind = f"{values['method']}-{values['model']}"

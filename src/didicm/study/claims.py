@@ -46,8 +46,8 @@ class Claims:
     def release(self, key: str) -> None:
         """Give up a claim."""
         with self._guard:
-            self._held.pop(key, None)
-            (self._folder / key).unlink(missing_ok=True)
+            if self._held.pop(key, None) is not None and self._is_ours(key):
+                (self._folder / key).unlink(missing_ok=True)
 
     def shares(self) -> dict[str, float]:
         """How far the cells are that anybody runs."""
@@ -59,8 +59,8 @@ class Claims:
         claim = self._read(key)
         if claim is None:
             return False  # torn by a crash or just released
-        if claim["host"] == socket.gethostname():
-            return _alive(claim["pid"], claim["started"])
+        if claim["host"] == socket.gethostname() and (alive := _alive(claim["pid"], claim["started"])) is not None:
+            return alive
         clock = self._folder.with_suffix(".clock")
         clock.touch()  # the time of the machine that keeps the files: ours may differ
         try:
@@ -75,6 +75,11 @@ class Claims:
         except (ValueError, KeyError, TypeError, OSError):
             return None
 
+    def _is_ours(self, key: str) -> bool:
+        """Whether nobody took the claim over while we were suspended."""
+        claim, pid = self._read(key), os.getpid()
+        return claim is not None and (claim["host"], claim["pid"]) == (socket.gethostname(), pid)
+
     def _write(self, key: str) -> None:
         pid = os.getpid()
         claim = {"host": socket.gethostname(), "pid": pid, "started": _started(pid), "share": self._held[key]}
@@ -88,19 +93,22 @@ class Claims:
             with self._guard:
                 for key in self._held:
                     try:
-                        self._write(key)
+                        if self._is_ours(key):
+                            self._write(key)
                     except OSError:  # a full or absent disk: the training itself will tell
                         continue
 
 
-def _alive(pid: int, started: str | None) -> bool:
+def _alive(pid: int, started: str | None) -> bool | None:
+    """Whether a process of this machine runs; None where the system does not tell which one has its number now."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return started == _started(pid)
+        pass  # it is another user's, perhaps a later one
+    now = _started(pid)
+    return None if started is None or now is None else started == now
 
 
 def _started(pid: int) -> str | None:

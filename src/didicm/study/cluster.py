@@ -26,7 +26,8 @@ class Job:
     def __call__(self) -> None:
         """Work off the grid, and say in the job's log what was done."""
         print(f"{len(self.cells)} trainings, on {torch.get_num_threads()} threads", flush=True)
-        work_off(self.base, self.cells, Results(self.folder, self.trainings), self._tell)
+        # Not to hold a machine for what others run: should one of them die, the same command submits it again.
+        work_off(self.base, self.cells, Results(self.folder, self.trainings), self._tell, wait=False)
 
     def checkpoint(self) -> Any:
         """Start over: what is done is skipped, and a training goes on from its last saved state."""
@@ -57,12 +58,12 @@ def submit(
     try:
         executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
         executor.update_parameters(**{"name": "didicm", "timeout_min": DAY, **_devices(base), **options})
-    except (NameError, ValueError, RuntimeError, AssertionError) as error:
+        job = Job(base, cells, str(results.folder.absolute()), str(results.trainings.absolute()))
+        with executor.batch():
+            submitted = [executor.submit(job) for _ in range(jobs)]
+    except Exception as error:  # submitit's own, and whatever it lets through of the cluster's
         reason = " ".join(str(error).split())
         raise UserError(f"--executor {cluster} cannot be used so ({reason}): see --cluster") from error
-    job = Job(base, cells, str(results.folder.absolute()), str(results.trainings.absolute()))
-    with executor.batch():
-        submitted = [executor.submit(job) for _ in range(jobs)]
     numbers = ", ".join(job.job_id for job in submitted)
     console.print(f"submitted {jobs} jobs: {numbers}; they go on if you stop this, and print to {logs}")
 
@@ -80,7 +81,7 @@ def submit(
 
 
 def _devices(base: TrainConfig) -> dict[str, Any]:
-    devices = int(base.run.devices)
+    devices = 1 if base.run.devices == "auto" else int(base.run.devices)
     if base.run.accelerator == "cpu":
         return {"cpus_per_task": devices}
     return {"gpus_per_node": devices, "cpus_per_task": devices * max(1, base.run.workers)}

@@ -1,11 +1,11 @@
 """What a study is: a YAML file that says what to train, how to read it, and how to lay out what comes out."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import yaml
 
@@ -13,7 +13,8 @@ from didicm.classifier import Sampler
 from didicm.data import Corruptions
 from didicm.errors import UserError
 from didicm.study.cells import Cell, Reading, Setting
-from didicm.training.config import TrainConfig, flatten, load_recipe, override
+from didicm.training.config import TrainConfig, dotted, flatten, load_recipe, override
+from didicm.training.values import fit, kinds_of
 
 Layout: TypeAlias = Literal["uncertainty", "sizes", "steps", "metrics"]
 PUBLISHED = "published.yaml"
@@ -58,15 +59,36 @@ class Study:
         """Settings that all trainings share."""
         return override(load_recipe(self.recipe), {**self.settings, "data": data, **settings})
 
-    def cells(self, seeds: int) -> list[Cell]:
-        """All trainings; seed by seed, so that an early look shows the whole table."""
-        spoilt = [None if name == "none" else name for name in self.corruptions]
-        # Fractions outermost: the order of the paper's columns.
-        settings = [Setting(r, f, c) for c, f, r in product(spoilt, self.fractions, self.resolutions)]
+    def cells(self, seeds: int, settings: Mapping[str, Any] | None = None) -> list[Cell]:
+        """All trainings; seed by seed, so that an early look shows the whole table.
+
+        `settings` are the user's: they override recipes and the study, but not what makes a contestant.
+        """
         return [
-            Cell(name, setting, seed, self._overrides(name, setting), self._readings(), self.held_out)
-            for seed, setting, name in product(range(seeds), settings, self.contestants)
+            Cell(
+                name,
+                setting,
+                seed,
+                self._overrides(name, setting, settings or {}),
+                self.all_readings,
+                self.held_out,
+            )
+            for seed, setting, name in product(range(seeds), self.uncertainty, self.contestants)
         ]
+
+    @property
+    def uncertainty(self) -> list[Setting]:
+        """All settings, in the order of the paper's columns: fractions, and in them resolutions."""
+        spoilt = [None if name == "none" else name for name in self.corruptions]
+        return [Setting(r, f, c) for c, f, r in product(spoilt, self.fractions, self.resolutions)]
+
+    @property
+    def all_readings(self) -> tuple[Reading, ...]:
+        """Readings of the tables, the main one first, and of the curves."""
+        tables = [x for name, settings in self.readings.items() for x in _expand(name, settings)]
+        curves = [x for name, settings in self.curves.items() for x in _expand(name, settings, stored=False)]
+        known = {reading.name for reading in tables}
+        return (*tables, *(reading for reading in curves if reading.name not in known))
 
     def column(self, method: str) -> str:
         """Place of a contestant in the layout `sizes`."""
@@ -76,20 +98,16 @@ class Study:
         """Name of the line that a contestant belongs to: without its place in `sizes`."""
         return str(self.contestants[method].get("line", method))
 
-    def _overrides(self, name: str, setting: Setting) -> dict[str, Any]:
+    def _overrides(self, name: str, setting: Setting, settings: Mapping[str, Any]) -> dict[str, Any]:
         own = {k: v for k, v in self.contestants[name].items() if k not in ("recipe", "column", "line")}
         method = own.get("method", "diffusion")
-        # What the contestant's recipe says otherwise than the common one; the study's settings override both.
+        # What the contestant's recipe says otherwise than the common one.
         common = flatten(load_recipe(self.recipe))
         other = flatten(load_recipe(self.contestants[name].get("recipe", self.recipe), method))
-        special = {k: v for k, v in other.items() if v != common[k] and k not in self.settings}
-        return {**special, "method": method, **own, **self.by_fraction.get(setting.fraction, {})}
-
-    def _readings(self) -> tuple[Reading, ...]:
-        tables = [x for name, settings in self.readings.items() for x in _expand(name, settings)]
-        curves = [x for name, settings in self.curves.items() for x in _expand(name, settings, stored=False)]
-        known = {reading.name for reading in tables}
-        return (*tables, *(reading for reading in curves if reading.name not in known))
+        special = {k: v for k, v in other.items() if v != common[k]}
+        by_fraction = self.by_fraction.get(setting.fraction, {})
+        weakest_first = (special, self.settings, by_fraction, settings, {"method": method}, own)
+        return {name: value for values in weakest_first for name, value in dotted(values).items()}
 
 
 def studies() -> list[str]:
@@ -119,34 +137,56 @@ def read_study(path: Path) -> Study:
 
 
 def make_study(content: Mapping[str, Any], where: str) -> Study:
-    """Check every key: a mistake shows now and not after hours."""
-    known = {item.name for item in fields(Study)}
-    unknown = [key for key in content if key not in known]
+    """Check every key and value: a mistake shows now and not after hours."""
+    kinds = kinds_of(Study)
+    unknown = [key for key in content if key not in kinds]
     if unknown:
-        raise UserError(f"{where}: there is no key {unknown[0]!r}; choose from {', '.join(sorted(known))}")
-    lists = {k: tuple(content[k]) for k in ("resolutions", "fractions", "corruptions") if k in content}
-    try:
-        by_fraction = {float(share): own for share, own in content.get("by_fraction", {}).items()}
-        study = Study(**{**content, **lists, "by_fraction": by_fraction})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: title, question, layout and contestants are needed ({error})") from error
-    if study.layout not in get_args(Layout):
-        raise UserError(f"{where}: layout must be one of {', '.join(get_args(Layout))}, got {study.layout!r}")
-    if study.layout == "sizes" and not all("column" in own for own in study.contestants.values()):
-        raise UserError(f"{where}: with layout sizes every contestant needs a column")
-    if not study.contestants:
-        raise UserError(f"{where}: contestants is empty")
-    if study.published is not None and study.published not in published_tables():
-        raise UserError(f"{where}: published must be one of {', '.join(published_tables())}")
-    samplers = {item.name for item in fields(Sampler)}
-    for name, settings in {**study.readings, **study.curves}.items():
-        wrong = [key for key in settings if key not in samplers]
+        raise UserError(f"{where}: there is no key {unknown[0]!r}; choose from {', '.join(sorted(kinds))}")
+    needed = [key for key in ("title", "question", "layout", "contestants") if key not in content]
+    if needed:
+        raise UserError(f"{where}: {', '.join(needed)} must be given")
+    study = Study(**{key: fit(value, kinds[key], f"{where}: {key}") for key, value in content.items()})
+    for wrong, says in _mistakes(study):
         if wrong:
-            raise UserError(f"{where}: reading {name!r} has no setting {wrong[0]!r}; choose from {samplers}")
+            raise UserError(f"{where}: {says}")
+    for reading in study.all_readings:
+        sampler = override(Sampler(), reading.settings)
+        if sampler.steps < 1 or sampler.chains < 1:
+            raise UserError(f"{where}: reading {reading.name!r} needs at least one step and one chain")
     for name in study.corruptions:
         if name != "none":
             Corruptions.parse(name)
     return study
+
+
+def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
+    """What a study may not be, and how that is told."""
+    yield not study.contestants, "contestants is empty"
+    yield study.seeds < 1, f"seeds must be at least 1, got {study.seeds}"
+    yield not 0 <= study.held_out < 1, f"held_out must lie in [0, 1), got {study.held_out:g}"
+    yield not all(0 < share <= 1 for share in study.fractions), "fractions must lie in (0, 1]"
+    yield any(r is not None and r < 1 for r in study.resolutions), "resolutions must be at least 1"
+    yield not study.uncertainty, "resolutions, fractions and corruptions need at least one entry each"
+    lost = [share for share in study.by_fraction if share not in study.fractions]
+    yield bool(lost), f"by_fraction has {lost}, which fractions lacks"
+    single = len(study.uncertainty) == 1
+    tables = published_tables()
+    fitting = [name for name in tables if (name == "tab:all_resnet") == (study.layout == "sizes")]
+    yield study.published not in (None, *fitting), f"published must be one of {', '.join(fitting)}"
+    yield bool(study.curves) and not study.readings, "curves need readings beside them"
+    if study.layout == "sizes":
+        placed = all("column" in own for own in study.contestants.values())
+        yield not placed, "with layout sizes every contestant needs a column"
+        yield not single or len(study.all_readings) > 1, "layout sizes takes one setting and one reading"
+    if study.layout == "steps":
+        yield not study.readings, "layout steps needs readings"
+        yield not single, "layout steps takes one setting"
+        yield (
+            any(own.get("method") == "standard" for own in study.contestants.values()),
+            "layout steps is for DiDiCM",
+        )
+        timed = all("steps" in s or s.get("method") == "readout" for s in study.readings.values())
+        yield not timed, "with layout steps every reading needs steps"
 
 
 def to_plan(study: Study) -> dict[str, Any]:
@@ -169,7 +209,7 @@ def _expand(name: str, settings: Mapping[str, Any], stored: bool = True) -> list
         words += [f"{s} step{'s' if s > 1 else ''}"] if isinstance(steps, list) else []
         words += [f"{c} chains"] if isinstance(chains, list) else []
         values = {**settings, **{k: v for k, v in own.items() if v is not None}}
-        found.append(Reading(", ".join(words), values, stored and not found))
+        found.append(Reading(", ".join(words), values, stored and not found, name))
     return found
 
 

@@ -32,7 +32,7 @@ class Figure:
 
 
 CAPTIONS = {
-    "columns": ("Top-5 over uncertainty", "As in the paper's first figure: the published numbers, and ours."),
+    "columns": ("Accuracy over uncertainty", "As in the paper's first figure: the published numbers, and ours."),
     "study_gains": (
         "Gains over the standard classifier",
         "The published gains, and ours, paired by seed; where a bar crosses zero, noise may explain it all.",
@@ -65,8 +65,7 @@ CAPTIONS = {
     ),
     "risk": (
         "Answering only when sure",
-        "If the least sure images are left to a person: errors among those that are answered, with temperature. "
-        "Lower is better.",
+        "If the least sure images are left to a person: errors among those that are answered. Lower is better.",
     ),
     "entropy": ("Entropy of right and wrong answers", "A useful posterior is unsure where it is wrong."),
     "trajectories": (
@@ -102,7 +101,9 @@ def draw_panels(study: Study, ours: Panel, published: Panel | None, rows: Sequen
     panels = [published, ours] if published else [ours]
     drawn: dict[str, plt.Figure | None] = {}
     if study.layout == "uncertainty":
-        drawn["columns"] = study_figures.over_columns(panels, "top-5")
+        drawn["columns"] = study_figures.over_columns(
+            panels, "top-5" if "top-5" in ours.lines[0].values else "top-1"
+        )
         drawn["study_calls"] = study_figures.calls(rows, published) if study.curves else None
     if study.layout in ("uncertainty", "sizes"):
         drawn["study_gains"] = study_figures.gains(panels)

@@ -129,4 +129,5 @@ def _show_image(axes, image: Tensor) -> None:
 
 
 def _short(text: str, length: int) -> str:
+    text = f" {text}" if text.startswith("_") else text  # legends leave such names out
     return text if len(text) <= length else text[: length - 1] + "…"

@@ -47,7 +47,7 @@ def run_grid(
         console: where to show progress.
         check: build everything once before anything is trained.
     """
-    results, by_key = Results(out, trainings), _by_key(base, cells)
+    results, by_key = Results(out, trainings), index_cells(base, cells)
     done = results.read()
     left = [key for key in by_key if key not in done]
     if left:
@@ -69,6 +69,8 @@ def run_grid(
         finally:
             progress.close()
         done = results.read()
+    if not by_key.keys() <= done.keys():
+        raise UserError(f"{len(by_key.keys() - done.keys())} trainings are not done: run the same command again")
     return [done[key] for key in by_key]
 
 
@@ -81,7 +83,8 @@ def check_cells(base: TrainConfig, cells: Sequence[Cell]) -> None:
             raise UserError(f"{cell.setting}: {error}") from error
 
 
-def _by_key(base: TrainConfig, cells: Sequence[Cell]) -> dict[str, Cell]:
+def index_cells(base: TrainConfig, cells: Sequence[Cell]) -> dict[str, Cell]:
+    """Cells by their key; two contestants that would be the same training are a mistake."""
     by_key: dict[str, Cell] = {}
     for cell in cells:
         same = by_key.setdefault(cell.key(base), cell)

@@ -54,6 +54,7 @@ def run_cell(cell: Cell, base: TrainConfig, out: Path, trainings: Path, on_step:
         probs, calls = measured[reading.name]
         line = {
             "name": reading.name,
+            "group": reading.group or reading.name,
             "settings": dict(reading.settings),
             "calls": calls,
             "multiply_adds": price.total(calls),

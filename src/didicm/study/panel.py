@@ -70,16 +70,16 @@ def our_panel(study: Study, rows: Sequence[Row]) -> Panel:
         kept = [row for row in rows if not row.standard]
     else:
         kept = [row for row in rows if row.posteriors is not None]
+    kept.sort(key=lambda row: list(study.contestants).index(row.method))
     name_of, column_of = _naming(study, kept)
     columns = _columns(study, kept, column_of)
     names = list(dict.fromkeys(name_of(row) for row in kept))
-    order = {name: i for i, name in enumerate(dict.fromkeys(study.line(m) for m in study.contestants))}
-    names.sort(key=lambda name: next((i for start, i in order.items() if name.startswith(start)), len(order)))
     by_place: dict[tuple[str, str], list[Row]] = {}
     for row in kept:
-        for column in [column_of(row)] if column_of(row) is not None else columns:
-            by_place.setdefault((name_of(row), column), []).append(row)
+        by_place.setdefault((name_of(row), column_of(row)), []).append(row)
     chosen = [m for m in METRICS if any(row.value(METRICS[m].metric) is not None for row in kept)]
+    if all(row.value("cls/Acc5") == 1 for row in kept):  # five classes or fewer
+        chosen.remove("top-5")
     lines = []
     for name in names:
         found = [by_place.get((name, column), []) for column in columns]
@@ -103,23 +103,21 @@ def panel_table(panel: Panel, layout: str, note: str = "") -> Table:
     """The panel as the paper prints it: metrics below each other; model sizes have a line each."""
     if layout == "sizes":
         metrics = list(panel.lines[0].values)
-        rows, groups = [], []
+        rows = []
         for line in panel.lines:
-            groups.append(len(rows))
             for i, column in enumerate(panel.columns):
                 cells = [_text(line.values[m][i], m) for m in metrics]
                 rows.append([line.name if i == 0 else "", column, *cells])
         return Table(panel.title, ["", "model", *metrics], rows, [], note)
-    rows, groups = [], []
+    rows = []
     for line in panel.lines:
-        groups.append(len(rows))
         for i, (metric, values) in enumerate(line.values.items()):
             rows.append([line.name if i == 0 else "", metric, *(_text(x, metric) for x in values)])
     return Table(panel.title, ["", "metric", *panel.columns], rows, [], note)
 
 
-def _naming(study: Study, rows: Sequence[Row]) -> tuple[Callable[[Row], str], Callable[[Row], str | None]]:
-    """How a row's line and column are called in the study's layout; a column of None belongs to all."""
+def _naming(study: Study, rows: Sequence[Row]) -> tuple[Callable[[Row], str], Callable[[Row], str]]:
+    """How a row's line and column are called in the study's layout."""
     single = len({row.reading for row in rows if not row.standard}) == 1
     many = len(study.contestants) > 1
 
@@ -131,16 +129,11 @@ def _naming(study: Study, rows: Sequence[Row]) -> tuple[Callable[[Row], str], Ca
     if study.layout == "sizes":
         return (lambda row: study.line(row.method)), (lambda row: study.column(row.method))
     if study.layout == "steps":
-
-        def base(row: Row) -> str:
-            reading = next(name for name in study.readings if row.reading.startswith(name))
-            return f"{row.method}: {reading}"
-
-        return base, (lambda row: str(row.sampler["steps"]) if "steps" in row.sampler else "1")
+        return (lambda row: f"{row.method}: {row.group}"), (lambda row: str(row.sampler.get("steps", 1)))
     return uncertainty, lambda row: _setting_name(row.setting)
 
 
-def _columns(study: Study, rows: Sequence[Row], column_of: Callable[[Row], str | None]) -> list[str]:
+def _columns(study: Study, rows: Sequence[Row], column_of: Callable[[Row], str]) -> list[str]:
     if study.layout == "sizes":
         return list(dict.fromkeys(study.column(method) for method in study.contestants))
     if study.layout == "steps":

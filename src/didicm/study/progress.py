@@ -21,12 +21,18 @@ class GridProgress:
         self._began = self._last = time.monotonic()
         self._bar: Progress | None = None
         if console.is_terminal:
-            columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn())
+            columns = (
+                BarColumn(bar_width=30),
+                TextColumn("{task.description}", markup=False),
+                TimeElapsedColumn(),
+            )
             self._bar = Progress(*columns, console=console, redirect_stdout=False, transient=True)
             self._task = self._bar.add_task(self._line(None), total=sum(weights.values()))
             self._bar.start()
         elif len(self._share) < len(names):
-            console.print(f"{len(names)} trainings, {len(self._share)} of them done before", highlight=False)
+            console.print(
+                f"{len(names)} trainings, {len(self._share)} of them done before", highlight=False, markup=False
+            )
 
     def update(self, key: str, share: float) -> None:
         """Note how far a running cell is."""
@@ -36,7 +42,7 @@ class GridProgress:
             self._bar.update(self._task, completed=self._work(), description=self._line(key))
         elif now - self._last > QUIET:
             self._last = now
-            self._console.print(self._line(key), highlight=False)
+            self._console.print(self._line(key), highlight=False, markup=False)
 
     def finish(self, key: str, record: dict[str, Any] | None) -> None:
         """Note a finished cell, ours or another process's."""
@@ -45,7 +51,9 @@ class GridProgress:
         if record is not None:
             metrics = record["readings"][0]["metrics"]
             numbers = f"top-1 {100 * metrics['cls/Acc']:.1f} %  NLL {metrics['cls/NLL']:.3f}"
-            self._console.print(f"{self._count()}  {self._names[key]}: {numbers}{self._left()}", highlight=False)
+            self._console.print(
+                f"{self._count()}  {self._names[key]}: {numbers}{self._left()}", highlight=False, markup=False
+            )
         if self._bar is not None:
             self._bar.update(self._task, completed=self._work(), description=self._line(None))
 

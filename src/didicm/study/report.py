@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
@@ -48,14 +48,14 @@ def write_report(out: str | Path) -> Report:
     """Make tables, figures and `report.html` from stored results."""
     out = Path(out)
     plan = read_plan(out)
-    records = Results(out, out.parent if "study" in plan else None).read()
+    records = _planned(Results(out, out.parent if "study" in plan else None).read(), plan)
     if not records:
         raise UserError(f"{out} holds no results yet: run the comparison or the study first")
-    rows = rows_of(records.values())
+    rows = rows_of(records)
     study = make_study(plan["study"], str(out / PLAN)) if "study" in plan else None
     if study is not None:
         rows.sort(key=lambda row: list(study.contestants).index(row.method))
-    with styled():
+    with styled([row.method for row in rows]):
         if study is None:
             tables, says = [main_table(rows), difference_table(rows), cost_table(rows)], verdict(rows)
             pictures = draw_comparison(rows, out)
@@ -67,13 +67,15 @@ def write_report(out: str | Path) -> Report:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     source = files("didicm.study").joinpath("report.html.j2").read_text(encoding="utf-8")
     again = (
-        f"didicm study {study.name} --out {_quote(out.parent)}" if study else f"didicm compare --out {_quote(out)}"
+        f"didicm study {_quote(plan.get('name', study.name))} --out {_quote(out.parent)}"
+        if study
+        else f"didicm compare --out {_quote(out)}"
     )
     html = environment.from_string(source).render(
         title=plan.get("title", "DiDiCM against a standard classifier"),
         question=study.question if study else "",
-        facts=_facts(plan, rows, list(records.values())),
-        fairness=_fairness(rows),
+        facts=_facts(plan, rows, records),
+        fairness=_fairness(records),
         note=plan.get("note", ""),
         command=plan.get("command", ""),
         regenerate=f"{again} --report-only",
@@ -82,7 +84,7 @@ def write_report(out: str | Path) -> Report:
         tables=tables,
         lead=len(tables) - 2,
         figures=pictures,
-        versions=next(iter(records.values()))["versions"],
+        versions=records[0]["versions"],
         version=version("didicm"),
     )
     write_files(
@@ -136,17 +138,26 @@ def _facts(plan: dict[str, Any], rows: Sequence[Row], records: list[dict[str, An
         "uncertainty": "; ".join(map(str, settings_of(rows))),
         "contestants": "; ".join(LABELS.get(m, m) for m in {v.method: None for v in variants_of(rows)}),
         "trainings": f"{len(records)}, with {len(seeds)} seed{'s' if len(seeds) > 1 else ''} each",
-        "network": f"{plan['model']}, {first['parameters'] / 1e6:.2f} M parameters" if "model" in plan else "",
+        "network": plan.get("model", ""),
     }
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _fairness(rows: Sequence[Row]) -> str:
+def _planned(records: Mapping[str, dict[str, Any]], plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The results that were asked for, each under the name that its contestant has now."""
+    names = plan.get("cells")
+    if names is None:  # a grid that was run from Python
+        return list(records.values())
+    return [{**record, "method": names[key]} for key, record in records.items() if key in names]
+
+
+def _fairness(records: Sequence[Mapping[str, Any]]) -> str:
     """How the comparison was kept fair."""
+    share = max(r["num_held_out"] / (r["num_held_out"] + r["num_train"]) for r in records)
     held = (
-        "Of the training images a tenth is held out, and every contestant gets a temperature fitted on them; "
-        "nothing is chosen or fitted on test images"
-        if any(row.tempered for row in rows)
+        f"Of the training images {100 * share:.0f} % are held out, and every contestant gets a temperature fitted "
+        "on them; nothing is chosen or fitted on test images"
+        if share
         else "Nothing is chosen or fitted on test images"
     )
     return (

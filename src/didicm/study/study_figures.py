@@ -1,6 +1,7 @@
 """Figures of the paper's studies, the published numbers beside ours."""
 
 from collections.abc import Sequence
+from itertools import cycle
 
 from matplotlib.axes import Axes
 
@@ -9,6 +10,7 @@ from didicm.study.style import SPARE, STYLES, Look, legend_below, plt
 from didicm.study.tables import Estimate, Row, Variant, estimate, select, settings_of, variants_of
 
 LOOKS = [*STYLES.values(), *SPARE]
+PAPERS = "100 %, 56 px"  # the setting of the paper's figure
 
 
 def over_columns(panels: Sequence[Panel], metric: str, x_label: str = "") -> plt.Figure:
@@ -36,6 +38,8 @@ def gains(panels: Sequence[Panel], x_label: str = "") -> plt.Figure | None:
         for (a, b), by_metric in panel.gains.items():
             colour, marker, _ = next(styles)
             for metric, style in (("top-1", "-"), ("top-5", "--")):
+                if metric not in by_metric:
+                    continue
                 _draw(plot, by_metric[metric], (colour, marker, style), f"{a} over {b}, {metric}")
         plot.axhline(0, color="#333333", linewidth=1)
         _dress(plot, panel, x_label)
@@ -47,6 +51,10 @@ def gains(panels: Sequence[Panel], x_label: str = "") -> plt.Figure | None:
 def calls(rows: Sequence[Row], published: Panel | None) -> plt.Figure:
     """Top-1 over network calls of all readings (figure nfe), in the setting with most images and fewest pixels."""
     setting = min(settings_of(rows), key=lambda s: (-s.fraction, s.resolution or 0))
+    if published and (
+        PAPERS not in published.columns or None in [n for line in published.lines for n in line.calls]
+    ):
+        published = None
     figure, axes = _plots([0, 1] if published else [0])
     found = [row for row in rows if row.setting == setting]
     for variant in variants_of(found):
@@ -58,7 +66,7 @@ def calls(rows: Sequence[Row], published: Panel | None) -> plt.Figure:
         if not row.standard:
             kind = _kind(row)
             kinds.setdefault(kind, {}).setdefault(row.calls, row.variant)
-    for (kind, by_calls), look in zip(kinds.items(), LOOKS[2:], strict=False):
+    for (kind, by_calls), look in zip(kinds.items(), cycle(LOOKS[2:])):
         values = [estimate(select(found, by_calls[n]), "cls/Acc") for n in sorted(by_calls)]
         colour, marker, style = look
         means, spread = [100 * x.mean for x in values], [100 * (x.high - x.mean) if x.high else 0 for x in values]
@@ -68,7 +76,7 @@ def calls(rows: Sequence[Row], published: Panel | None) -> plt.Figure:
         )
     axes[-1].set_title(f"ours: {setting}")
     if published:
-        at = published.columns.index("100 %, 56 px")
+        at = published.columns.index(PAPERS)
         looks = _looks(published.lines)
         for line in published.lines:
             colour, marker, _ = looks[line.name]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 
@@ -24,15 +25,21 @@ class Table:
             if self._width(dropped) <= width:
                 break
             dropped.append(name)
-        note = self.note + (f"; report.html also has {', '.join(dropped)}" if dropped else "")
-        table = RichTable(title=self.title, caption=note, title_justify="left", caption_justify="left")
+        narrow = self._width(dropped) > width
+        left_out = [*dropped, *(["intervals"] if narrow else [])]
+        note = self.note + (f"; report.html also has {', '.join(left_out)}" if left_out else "")
+        table = RichTable(
+            title=escape(self.title), caption=escape(note), title_justify="left", caption_justify="left"
+        )
         kept = [i for i, name in enumerate(self.header) if name not in dropped]
         for i in kept:
-            table.add_column(self.header[i], justify="right" if i else "left", min_width=None if i else 20)
+            heading = self.header[i].replace(", ", "\n") if narrow else self.header[i]
+            table.add_column(escape(heading), justify="right" if i else "left")
         for number, row in enumerate(self.rows):
             if number in self.groups and number:
                 table.add_section()
-            table.add_row(*(row[i] for i in kept))
+            cells = [row[i].partition(" ± ")[0] if narrow and i else row[i] for i in kept]
+            table.add_row(*map(escape, cells))
         return table
 
     def to_markdown(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from didicm.evaluation import paired_seed_interval, seed_interval
+from didicm.evaluation import seed_interval
 from didicm.study.cells import LABELS, Setting
 from didicm.study.table import Table
 
@@ -32,6 +32,7 @@ class Row:
     method: str
     standard: bool
     reading: str
+    group: str  # what the reading shares with those that differ in their steps alone
     sampler: dict[str, Any]  # settings of the reading
     main: bool  # the reading that the recipe asks for; others are of the same trained network
     setting: Setting
@@ -105,6 +106,7 @@ def rows_of(results: Iterable[dict[str, Any]]) -> list[Row]:
     return [
         Row(
             reading=reading["name"],
+            group=reading.get("group", reading["name"]),
             sampler=reading["settings"],
             main=i == 0,
             setting=Setting(record["resolution"], record["fraction"], record["corruption"]),
@@ -119,7 +121,13 @@ def rows_of(results: Iterable[dict[str, Any]]) -> list[Row]:
 def settings_of(rows: Iterable[Row]) -> list[Setting]:
     """Settings from the most to the least telling: less resolution, then fewer images, then corruption."""
     found = {row.setting for row in rows}
-    return sorted(found, key=lambda s: (-(s.resolution or 1 << 30), -s.fraction, s.corruption or ""))
+    return sorted(found, key=lambda s: (-(s.resolution or 1 << 30), -s.fraction, _severity(s), s.corruption or ""))
+
+
+def _severity(setting: Setting) -> int:
+    """Sum of the severities in a corruption such as blur:2+jpeg:4."""
+    parts = (setting.corruption or "").split("+")
+    return sum(int(part.rpartition(":")[2]) for part in parts if part.rpartition(":")[2].isdigit())
 
 
 def variants_of(rows: Iterable[Row]) -> list[Variant]:
@@ -141,33 +149,43 @@ def estimate(rows: Sequence[Row], metric: str) -> Estimate | None:
 
 
 def difference(a: Sequence[Row], b: Sequence[Row], metric: str) -> Estimate | None:
-    """Mean of `a` minus `b` over the settings and seeds that both have."""
+    """Mean of `a` minus `b`, paired by setting and seed; the interval is over seeds.
+
+    Of several settings, each seed's mean over those that all seeds have: how settings differ is no noise.
+    """
     other = {(row.setting, row.seed): row.value(metric) for row in b}
-    pairs = [
-        (x, y)
-        for row in a
-        if (x := row.value(metric)) is not None and (y := other.get((row.setting, row.seed))) is not None
-    ]
-    if len(pairs) < 2:
-        return Estimate(pairs[0][0] - pairs[0][1], None, None, 1) if pairs else None
-    return Estimate(*paired_seed_interval(*zip(*pairs, strict=True), LEVEL), len(pairs))
+    by_seed: dict[int, dict[Setting, float]] = {}
+    for row in a:
+        x, y = row.value(metric), other.get((row.setting, row.seed))
+        if x is not None and y is not None:
+            by_seed.setdefault(row.seed, {})[row.setting] = x - y
+    if not by_seed:
+        return None
+    shared = set.intersection(*(set(found) for found in by_seed.values()))
+    if not shared:
+        first = min(by_seed)
+        by_seed, shared = {first: by_seed[first]}, set(by_seed[first])
+    return _estimate([sum(found[s] for s in shared) / len(shared) for found in by_seed.values()])
 
 
 def main_table(rows: Sequence[Row]) -> Table:
     """Every variant in every setting."""
     body, groups = [], []
+    columns = [c for c in COLUMNS if any(row.value(c.metric) is not None for row in rows)]
     for setting in settings_of(rows):
         groups.append(len(body))
-        body.append([str(setting)] + [""] * (len(COLUMNS) + 2))
+        body.append([str(setting)] + [""] * (len(columns) + 2))
         for variant in variants_of(rows):
             found = select(rows, variant, setting)
             if found:
-                cells = [show(estimate(found, c.metric), c) for c in COLUMNS]
+                cells = [show(estimate(found, c.metric), c) for c in columns]
                 body.append(["  " + str(variant), *cells, str(found[0].calls), _millions(found[0])])
     seeds = len({row.seed for row in rows})
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
-    note += "; T: with a temperature fitted on held-out training images; M: millions of multiply-adds an image"
-    header = ["", *(c.name for c in COLUMNS), "calls", "M"]
+    if any(row.tempered for row in rows):
+        note += "; T: with a temperature fitted on held-out training images"
+    note += "; M: millions of multiply-adds an image"
+    header = ["", *(c.name for c in columns), "calls", "M"]
     spare = ("Brier, T", "AURC, T %", "ECE %", "NLL", "M")
     return Table("Test images", header, body, groups, note, spare)
 
@@ -187,7 +205,7 @@ def difference_table(rows: Sequence[Row]) -> Table:
                 if any(found):
                     shown = [show(x, c, signed=True) for x, c in zip(found, DIFFERENCES, strict=True)]
                     body.append([f"  {variant} {MINUS} {opponent}", *shown])
-    note = "± half of the 95 % interval, paired by setting and seed; * where it lies on one side of 0"
+    note = "± half of the 95 % interval over seeds, paired by setting and seed; * where it lies on one side of 0"
     spare = ("Brier, T", "AURC, T %", "ECE, T %")
     return Table("Differences", ["", *(c.name for c in DIFFERENCES)], body, groups, note, spare)
 

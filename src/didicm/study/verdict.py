@@ -13,11 +13,14 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     """One sentence on accuracy, one on the posterior and its cost.
 
     The contestants: DiDiCM as the recipe samples it, with posterior prediction if it was run, against whichever
-    standard classifier did better on the metric in question; all with a temperature.
+    standard classifier did better on the metric in question, over the settings and seeds that all of them have.
     """
     ours, standard = contestants(rows)
-    if ours is None or not standard:
-        return ["There is nothing to compare yet: a standard classifier and DiDiCM are needed."]
+    rows, standard = _common(rows, ours, standard)
+    if ours is None or not rows:
+        return [
+            "There is nothing to compare yet: a standard classifier and DiDiCM are needed in the same setting."
+        ]
     a = select(rows, ours)
     return [_on_accuracy(rows, a, standard), _on_posterior(rows, a, standard)]
 
@@ -29,6 +32,19 @@ def contestants(rows: Sequence[Row]) -> tuple[Variant | None, list[Variant]]:
     diffusion = [v for v in variants if not v.standard and v in main]
     ours = next((v for v in diffusion if v.method == "didicm-posterior"), diffusion[0] if diffusion else None)
     return ours, [v for v in variants if v.standard]
+
+
+def _common(
+    rows: Sequence[Row], ours: Variant | None, standard: Sequence[Variant]
+) -> tuple[list[Row], list[Variant]]:
+    """Rows of the settings and seeds that DiDiCM shares with the standard classifiers that were run in most."""
+    places = {v: {(row.setting, row.seed) for row in rows if row.variant == v} for v in (ours, *standard)}
+    shared = {v: len(places[v] & places[ours]) for v in standard}
+    standard = [v for v in standard if shared[v] and shared[v] == max(shared.values())]
+    if not standard:
+        return [], []
+    kept = set.intersection(places[ours], *(places[v] for v in standard))
+    return [row for row in rows if (row.setting, row.seed) in kept], standard
 
 
 def best_opponent(rows: Sequence[Row], standard: Sequence[Variant], metric: str) -> list[Row]:
@@ -85,7 +101,7 @@ def _interval(gap: Estimate, scale: float, digits: int, unit: str = "") -> str:
     if gap.low is None or gap.high is None:
         return f"a difference of {mean}{unit} from a single run each, which says little"
     low, high = _number(scale * gap.low, digits), _number(scale * gap.high, digits)
-    return f"a difference of {mean}{unit} (95 % interval {low} to {high}, {gap.n} pairs of runs)"
+    return f"a difference of {mean}{unit} (95 % interval {low} to {high}, {gap.n} seeds)"
 
 
 def _number(value: float, digits: int) -> str:
@@ -111,8 +127,10 @@ def study_verdict(study: Study, panel: Panel, published: Panel | None) -> list[s
 
 def _on_gain(panel: Panel, pair: tuple[str, str]) -> str:
     by_metric = {metric: [x for x in values if x is not None] for metric, values in panel.gains[pair].items()}
+    if not by_metric["top-1"]:
+        return f"{pair[0]} and {pair[1]} have no setting and seed in common yet."
     ahead, behind = (sum(x.sign == sign for x in by_metric["top-1"]) for sign in (1, -1))
-    shown = [f"{_number(_mean(by_metric[m]), 1)} points of {m}" for m in ("top-1", "top-5")]
+    shown = [f"{_number(_mean(by_metric[m]), 1)} points of {m}" for m in ("top-1", "top-5") if m in by_metric]
     shown += [f"{_number(_mean(by_metric[m]), 3)} of {m}" for m in ("NLL", "NLL, T") if by_metric.get(m)]
     count = len(by_metric["top-1"])
     columns = f"{count} column{'s' if count > 1 else ''} of the table"
@@ -123,7 +141,7 @@ def _on_gain(panel: Panel, pair: tuple[str, str]) -> str:
 
 
 def _ranking(panel: Panel, metric: str, published: Panel | None) -> str:
-    text = f"By {metric}, best first: {_ranked(panel, metric)}."
+    text = f"By mean {metric}, best first: {_ranked(panel, metric)}; the table shows how far seeds differ."
     if published is not None and metric in published.lines[0].values:
         text += f" Published: {_ranked(published, metric)}."
     return text
@@ -140,9 +158,13 @@ def _winners(panel: Panel, metric: str) -> str:
 
 
 def _ranked(panel: Panel, metric: str) -> str:
-    """Lines with their means over the columns."""
+    """Lines with their means over the columns that all of them have."""
     lower = metric.startswith("NLL")
-    scores = {line.name: _mean([x for x in line.values[metric] if x is not None]) for line in panel.lines}
+    columns = zip(*(line.values[metric] for line in panel.lines), strict=True)
+    whole = [i for i, column in enumerate(columns) if None not in column]
+    if not whole:
+        return "no column is complete yet"
+    scores = {line.name: _mean([line.values[metric][i] for i in whole]) for line in panel.lines}
     order = sorted(scores, key=lambda name: scores[name] if lower else -scores[name])
     return ", ".join(f"{name} {scores[name]:.{3 if lower else 1}f}" for name in order)
 

@@ -16,8 +16,8 @@ News = float | dict[str, Any] | None  # of a cell: its share, or its record unle
 Tell = Callable[[str, News], None]
 
 
-def work_off(base: TrainConfig, cells: dict[str, Cell], results: Results, tell: Tell) -> None:
-    """Run cells until all are done, by us or by others; wait for the last ones that others run."""
+def work_off(base: TrainConfig, cells: dict[str, Cell], results: Results, tell: Tell, wait: bool = True) -> None:
+    """Run cells until all are done, by us or by others; `wait` for the last ones that others run."""
     known = set(results.read())
     while True:
         key = results.claim(cells)
@@ -26,7 +26,7 @@ def work_off(base: TrainConfig, cells: dict[str, Cell], results: Results, tell: 
             for finished in done.keys() & cells.keys() - known:
                 known.add(finished)
                 tell(finished, None)
-            if cells.keys() <= done.keys():
+            if cells.keys() <= done.keys() or not wait:
                 return
             time.sleep(POLL)  # a claim that its owner dies with becomes ours
             continue

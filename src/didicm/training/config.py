@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
 from didicm.errors import UserError
+from didicm.training.values import fit, kinds_of
+
+T = TypeVar("T")
 
 # Settings that change how a run is carried out but not what comes out: a resumed run may have others.
 FREE = ("run.workers", "run.log_seconds", "run.save_seconds", "run.tensorboard", "run.wandb")
@@ -150,25 +153,40 @@ def load_recipe(name: str, method: str = "diffusion") -> TrainConfig:
     return override(TrainConfig(), yaml.safe_load(recipe_path(name, method).read_text(encoding="utf-8")))
 
 
-def override(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """Replace settings, given by their dotted names or nested; an unknown one is told in a sentence."""
+def override(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
+    """Replace settings, given by their dotted names or nested; a wrong name or value is told in a sentence.
+
+    All at once: halfway between two recipes, settings may exclude each other.
+    """
+    kinds, changes, nested = kinds_of(type(config)), {}, {}
     for name, value in values.items():
-        config = _replace(config, name.split("."), value, name)
-    return config
+        head, _, rest = str(name).partition(".")
+        whole = prefix + str(name)
+        if head not in kinds:
+            raise UserError(f"there is no setting {whole!r}: see didicm train --help")
+        inner = getattr(config, head)
+        if is_dataclass(inner):
+            if not rest and not isinstance(value, Mapping):
+                raise UserError(f"{whole} must be a set of names and values, got {value!r}")
+            nested.setdefault(head, {}).update({rest: value} if rest else value)
+        elif not rest:
+            changes[head] = fit(value, kinds[head], whole)
+        elif isinstance(inner, dict):
+            changes[head] = {**changes.get(head, inner), rest: value}
+        else:
+            raise UserError(f"there is no setting {whole!r}: see didicm train --help")
+    for head, inner in nested.items():
+        changes[head] = override(getattr(config, head), inner, f"{prefix}{head}.")
+    return replace(config, **changes)
 
 
-def _replace(config: Any, path: list[str], value: Any, name: str) -> Any:
-    head, rest = path[0], path[1:]
-    value = tuple(value) if isinstance(value, list) else value
-    if isinstance(config, dict):
-        return {**config, head: _replace(config.get(head, {}), rest, value, name) if rest else value}
-    if not is_dataclass(config) or head not in {item.name for item in fields(config)}:
-        raise UserError(f"there is no setting {name!r}: see didicm train --help")
-    if not rest and isinstance(value, Mapping) and is_dataclass(getattr(config, head)):
-        for inner, x in value.items():
-            config = _replace(config, [head, inner], x, f"{name}.{inner}")
-        return config
-    return replace(config, **{head: _replace(getattr(config, head), rest, value, name) if rest else value})
+def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a training by their dotted names, of whichever form they are."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = is_dataclass(getattr(TrainConfig(), str(name), None)) and isinstance(value, Mapping)
+        flat |= {f"{name}.{key}": x for key, x in value.items()} if inner else {str(name): value}
+    return flat
 
 
 def to_yaml(config: TrainConfig) -> str:

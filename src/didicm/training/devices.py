@@ -87,7 +87,7 @@ def stoppable() -> Iterator[list[int]]:
     stop: list[int] = []
 
     def note(number: int, frame: object) -> None:
-        if stop:  # asked twice: at once
+        if number in stop:  # asked twice: at once; a terminal's Ctrl-C and a parent's SIGTERM are one wish
             raise KeyboardInterrupt
         stop.append(number)
 
