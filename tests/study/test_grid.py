@@ -111,6 +111,28 @@ def test_jobs_share_the_work(whole, tmp_path):
     assert table(tmp_path) == table(whole)
 
 
+def test_ctrl_c_saves_the_trainings_of_all_jobs(tmp_path):
+    work = WORK.replace("base()", "base(epochs=5000)").replace("sys.argv[1])", "sys.argv[1], jobs=2)")
+    script = tmp_path / "work.py"
+    script.write_text(work)  # a file: processes that are spawned import it again
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path / "out"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while len([1 for share in Results(tmp_path / "out").shares().values() if share > 0]) < 2:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal tells all of them
+    process.communicate(timeout=60)
+    assert len(list((tmp_path / "out").glob("cells/*/state/*.safetensors"))) == 2
+
+
 def test_a_second_grid_reads_the_networks_of_the_first(whole, tmp_path):
     readings = (Reading("labels", {"method": "cl", "steps": 1, "chains": 2}),)
     other = [Cell("DiDiCM", SETTING, 0, METHODS["didicm-posterior"], readings)]

@@ -1,9 +1,13 @@
+import io
 import re
 import shutil
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import sync_playwright
+from rich.console import Console
 
 from didicm.errors import UserError
 from didicm.study import Setting, run_grid, write_report
@@ -79,6 +83,20 @@ def test_everything_is_made_again_from_stored_results_alone(study, tmp_path):
 def test_a_half_finished_grid_can_be_reported(tmp_path):
     run_grid(base(), cells(1, ("standard",)), tmp_path)
     assert "nothing to compare" in write_report(tmp_path).verdict[0]
+
+
+def test_class_names_are_no_formulas(tmp_path):
+    generator = np.random.default_rng(0)
+    for name in ("$10_$20", "_background [old]", "US$ 1 and $x^"):
+        folder = tmp_path / "data" / name
+        folder.mkdir(parents=True)
+        for i in range(12):
+            Image.fromarray(generator.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / f"{i}.png")
+    settings = {"data": str(tmp_path / "data"), "batch_size": 5, "image.size": 8}
+    run_grid(base(**settings), cells(1, settings=(Setting(),)), tmp_path / "out")
+    report = write_report(tmp_path / "out")
+    assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} == FIGURES
+    Console(file=io.StringIO()).print(report.tables[0].to_rich(80))
 
 
 def test_no_results_is_one_sentence(tmp_path):
