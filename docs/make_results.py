@@ -12,7 +12,8 @@ from didicm.study import main_table, rows_of
 from didicm.study.definition import Study, make_study, studies
 from didicm.study.drawing import CAPTIONS, draw_panels
 from didicm.study.panel import our_panel, panel_table, published_panel
-from didicm.study.report import PLAN, SPREAD
+from didicm.study.plan import PLAN
+from didicm.study.report import SPREAD
 from didicm.study.results import RESULTS
 from didicm.study.style import styled
 from didicm.study.tables import Row

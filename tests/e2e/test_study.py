@@ -81,7 +81,7 @@ def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path):
     changed = shrink("main-imagenet", tmp_path, fractions=[0.1], readings={"2 steps": {"steps": 2}})
     code, _, trouble = study(changed, f"--out={out}")
     assert code == 2
-    assert "readings is" in trouble
+    assert "readings are 8 steps" in trouble
 
 
 @pytest.mark.parametrize("name", ["efficiency-cpu", "sizes-cpu", "solvers-cpu"])
@@ -156,3 +156,25 @@ def test_without_a_name_the_studies_are_listed_and_a_dry_run_writes_nothing(tmp_
     assert didicm_cli.main(["study", "solvers-cpu", "--dry-run", f"--out={tmp_path / 'out'}"]) == 0
     assert "6 trainings" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_a_corrected_mistake_and_a_renamed_contestant_are_no_conflict(tmp_path, capsys):
+    import didicm_cli
+
+    def run(contestants, **changes):
+        path = shrink("objectives-cpu", tmp_path, contestants=contestants, seeds=1, curves={}, **changes)
+        code = didicm_cli.main(["study", path, f"--out={tmp_path / 'out'}"])
+        return code, capsys.readouterr()
+
+    code, shown = run({"a": {"method": "standard"}, "b": {"method": "standard"}})
+    assert code == 2
+    assert "a and b have the same settings" in shown.err
+    assert run({"a": {"method": "standard"}})[0] == 0
+    code, shown = run({"renamed": {"method": "standard"}})
+    assert code == 0
+    assert "renamed" in shown.out
+    assert "│ a " not in shown.out
+    # Another share of held-out images is another experiment, not another seed.
+    code, shown = run({"renamed": {"method": "standard"}}, held_out=0.2)
+    assert code == 2
+    assert "held_out is 0.1, not 0.2" in shown.err

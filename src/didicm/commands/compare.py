@@ -1,11 +1,9 @@
 """`didicm compare`: is DiDiCM better than a standard classifier on these images, and at what cost?"""
 
 import argparse
-import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,10 +15,11 @@ from didicm.data import Corruptions
 from didicm.errors import UserError
 from didicm.study import METHODS, Cell, Setting, make_cells, run_grid, write_report
 from didicm.study.grid import check_cells, index_cells
-from didicm.study.report import Report, read_plan, write_plan
+from didicm.study.plan import conflicts, extend, make_plan, read_plan, write_plan
+from didicm.study.report import Report
 from didicm.study.results import RESULTS
 from didicm.study.table import Table
-from didicm.training.config import FREE, TrainConfig, flatten, load_recipe, override, recipes
+from didicm.training.config import TrainConfig, flatten, load_recipe, override, recipes
 
 T = TypeVar("T")
 
@@ -169,7 +168,7 @@ def run(
     base: TrainConfig,
     cells: Sequence[Cell],
     out: Path,
-    plan: dict[str, Any],
+    about: dict[str, Any],
     console: Console,
     **how: Any,
 ) -> None:
@@ -179,33 +178,22 @@ def run(
         base: settings that the cells override.
         cells: what to run.
         out: the folder of results.
-        plan: what the report tells of the comparison: title, command, note, study.
+        about: what the report tells of the comparison: title, command, note, study.
         console: where to show progress.
         how: further arguments of `run_grid`.
     """
-    settings = {k: v for k, v in flatten(base).items() if k not in (*FREE, "out") and not k.startswith("run.")}
-    overrides = {f"{cell.method}, {cell.setting}": dict(cell.overrides) for cell in cells}
-    readings = {"readings": [asdict(reading) for reading in cells[0].readings]} if cells[0].readings else {}
-    stored = read_plan(out)
-    settings |= {"precision": base.run.precision, "held_out": cells[0].held_out}
-    now = json.loads(json.dumps({**settings, **overrides, **readings}))
+    plan, stored = make_plan(base, index_cells(base, cells), about), read_plan(out)
     done = (out / RESULTS).is_file() and (out / RESULTS).stat().st_size > 0
-    before = {**stored["settings"], **stored["overrides"], **stored["readings"]} if stored and done else {}
-    # Other methods and settings may join, but none may change.
-    changed = [f"{k} is {v}, not {now[k]}" for k, v in before.items() if k in now and now[k] != v]
-    if changed:
+    if stored and done and (changed := conflicts(stored, plan)):
         raise UserError(
             f"{out} was started with other settings ({'; '.join(changed)}): give them again, or another --out"
         )
     if not stored and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
-    keys = {key: cell.method for key, cell in index_cells(base, cells).items()}
     if not done:  # a mistake shows before anything is written
         check_cells(base, cells)
-    if before and "study" not in plan:  # what was asked for earlier stays in the report
-        overrides, keys = {**stored["overrides"], **overrides}, {**stored["cells"], **keys}
-    facts = {"data": base.data, "model": base.model, "settings": settings, "overrides": overrides, "cells": keys}
-    write_plan(out, {**plan, **facts, "readings": readings})
+    # A comparison may grow; a study is what its file says.
+    write_plan(out, extend(stored, plan) if stored and done and "study" not in plan else plan)
     try:
         run_grid(base, cells, out, console=console, check=done, **how)
     except KeyboardInterrupt:

@@ -43,6 +43,9 @@ class DiDiRN(Trunk, ScoreModel):
         self.condition = Condition(num_classes)
         # One matrix product gives every block its condition: far fewer calls than one a block.
         self.project = nn.Linear(WIDTH, sum(self.block_channels))
+        if zero_init:  # else each block adds noise before it has learnt anything, and deep trunks lose the image
+            nn.init.zeros_(self.project.weight)
+            nn.init.zeros_(self.project.bias)
         # 32 groups, as in the paper; other widths have 16 channels a group, as the paper's last stage. In smaller
         # groups little is left of the condition, and of images that have shrunk to a pixel, nothing but signs.
         groups = [32 if width == 1 else math.gcd(32, max(1, n // 16)) for n in self.block_channels]

@@ -1,6 +1,5 @@
 """`report.html`: one file that needs nothing else, made again at any time from what the grid stored."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from didicm.study.cells import LABELS
 from didicm.study.definition import Study, make_study
 from didicm.study.drawing import draw_comparison, draw_study
 from didicm.study.panel import Panel, our_panel, panel_table, published_panel
+from didicm.study.plan import PLAN, read_plan
 from didicm.study.results import Results
 from didicm.study.style import styled
 from didicm.study.table import Table
@@ -31,7 +31,7 @@ from didicm.study.tables import (
 )
 from didicm.study.verdict import study_verdict, verdict
 
-REPORT, TABLES, FIGURES, PLAN = "report.html", "tables.md", "figures", "plan.json"
+REPORT, TABLES, FIGURES = "report.html", "tables.md", "figures"
 SPREAD = "mean over the seeds ± half of its 95 % interval, where there are several; T: with a temperature"
 
 
@@ -107,22 +107,6 @@ def _tables(study: Study, ours: Panel, published: Panel | None, rows: Sequence[R
     laid_out = [] if study.layout == "metrics" else [panel_table(ours, study.layout, SPREAD)]
     laid_out += [panel_table(published, study.layout)] if published else []
     return [*laid_out, main_table(rows), cost_table(rows)]
-
-
-def read_plan(out: Path) -> dict[str, Any]:
-    """What was asked for: title, command and settings; empty where a grid was run from Python."""
-    path = out / PLAN
-    if not path.exists():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): delete it and give all options again") from error
-
-
-def write_plan(out: Path, plan: dict[str, Any]) -> None:
-    """Keep what was asked for."""
-    write_files(out, {PLAN: lambda path: path.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")})
 
 
 def _facts(plan: dict[str, Any], rows: Sequence[Row], records: list[dict[str, Any]]) -> list[tuple[str, str]]:
