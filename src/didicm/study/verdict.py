@@ -118,7 +118,8 @@ def study_verdict(study: Study, panel: Panel, published: Panel | None) -> list[s
     sentences = [_on_gain(panel, pair) for pair in panel.gains]
     if published is not None and published.gains:
         gains = "; ".join(
-            f"{a} over {b} {_number(_mean(by_metric['top-1']), 1)} and {_number(_mean(by_metric['top-5']), 1)}"
+            f"{a} over {b} {_number(_mean(by_metric['top-1']), 1)} and {_number(_mean(by_metric['top-5']), 1)} "
+            f"(top-1 with {_by_group(published, (a, b))})"
             for (a, b), by_metric in published.gains.items()
         )
         sentences.append(f"Published, on ImageNet, in points of top-1 and top-5: {gains}.")
@@ -134,10 +135,20 @@ def _on_gain(panel: Panel, pair: tuple[str, str]) -> str:
     shown += [f"{_number(_mean(by_metric[m]), 3)} of {m}" for m in ("NLL", "NLL, T") if by_metric.get(m)]
     count = len(by_metric["top-1"])
     columns = f"{count} column{'s' if count > 1 else ''} of the table"
-    text = f"{pair[0]} against {pair[1]}, mean over {columns}: {', '.join(shown)}"
+    shown = f"{', '.join(shown)}; top-1 with {_by_group(panel, pair)}"
+    text = f"{pair[0]} against {pair[1]}, mean over {columns}: {shown}"
     if all(x.low is None for x in by_metric["top-1"]):
         return f"{text}; a single seed, so noise may explain it."
     return f"{text}; in top-1 it is ahead beyond noise in {ahead} of them and behind in {behind}."
+
+
+def _by_group(panel: Panel, pair: tuple[str, str]) -> str:
+    """Gains in top-1 by what comes first in the names of the columns: the share of the images, or the size."""
+    groups: dict[str, list[Estimate]] = {}
+    for column, gain in zip(panel.columns, panel.gains[pair]["top-1"], strict=True):
+        if gain is not None:
+            groups.setdefault(column.partition(", ")[0], []).append(gain)
+    return ", ".join(f"{name} {_number(_mean(found), 1)}" for name, found in groups.items())
 
 
 def _ranking(panel: Panel, metric: str, published: Panel | None) -> str:
