@@ -56,7 +56,7 @@ def study(*arguments):
 def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path):
     out = tmp_path / "out"
     path = shrink("main-imagenet", tmp_path, fractions=[0.1])
-    code, shown, trouble = study(path, f"--out={out}", "--jobs=2")
+    code, shown, trouble = study(path, f"--out={out}")
     assert code == 0, trouble
     assert "4/4" in shown
     for words in ("10 %, 16 px", "DiDiCM-CP, Strong Aug", "Published", "57.92", "tab:main_results", "report:"):
@@ -115,7 +115,7 @@ def test_killed_on_a_cluster_and_run_again_ends_with_the_same_table(tmp_path):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)  # who watches is gone; the jobs may go on or not
     process.communicate()
-    code, shown, trouble = study(path, f"--out={out}", "--seeds=2", "--jobs=2")
+    code, shown, trouble = study(path, f"--out={out}", "--seeds=2")
     assert code == 0, trouble
     rows = [line for line in whole.splitlines() if "│" in line and "cross-entropy" in line]
     assert rows
