@@ -15,8 +15,8 @@ from didicm.study.panel import our_panel, panel_table, published_panel
 from didicm.study.plan import PLAN
 from didicm.study.report import SPREAD
 from didicm.study.results import RESULTS
+from didicm.study.rows import Row
 from didicm.study.style import styled
-from didicm.study.tables import Row
 from didicm.study.verdict import study_verdict
 
 FOLDER = Path(__file__).parent / "results"

@@ -13,7 +13,6 @@ from didicm.evaluation import (
     bootstrap,
     evaluate_probs,
     paired_difference,
-    paired_seed_interval,
     seed_interval,
 )
 from didicm.evaluation.intervals import _counts
@@ -129,17 +128,11 @@ def test_seed_interval_is_students(values, level):
     assert (low, high) == pytest.approx((mean - half, mean + half), rel=1e-6, abs=1e-9)
 
 
-def test_paired_seed_interval_is_that_of_the_differences():
-    found = paired_seed_interval([0.9, 0.8, 0.85], [0.7, 0.65, 0.6])
-    assert found == pytest.approx(seed_interval([0.2, 0.15, 0.25]))
-
-
 def test_bad_requests_are_one_sentence():
     probs, labels = simulate(10, 3, seed=0)
     for call, message in (
         (lambda: seed_interval([1.0]), "at least 2 seeds"),
         (lambda: seed_interval([1.0, math.nan]), "finite"),
-        (lambda: paired_seed_interval([1.0, 2.0], [1.0]), "same seeds"),
         (lambda: bootstrap(probs, labels, level=1.0), "level"),
         (lambda: bootstrap(probs, labels, resamples=0), "resamples"),
         (lambda: paired_difference(probs, probs[:5], labels), "same images"),

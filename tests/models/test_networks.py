@@ -107,7 +107,7 @@ def test_encoding_once_is_the_whole_forward(name, arguments):
 
 @pytest.mark.parametrize("name", ["didirn8", "didirn34"])
 def test_a_new_network_sees_the_image_before_it_sees_the_condition(name):
-    """Else each block adds noise to the image, and a deep trunk loses it: DiDiRN-34 did not learn at all."""
+    """Else each block adds noise to the image, and a deep trunk loses it."""
     model = create_model(name, **SMALL).eval()
     image, label, total = inputs()
     outputs = model.outputs(model.encode(image), label, total)

@@ -29,8 +29,7 @@ def test_jobs_of_a_cluster_share_a_grid_and_run_no_cell_twice(tmp_path):
     assert logs.count("done: ") == 4  # between the two of them
 
 
-def test_a_job_that_fails_is_told_with_where_to_look(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "")
+def test_a_job_that_fails_is_told_with_where_to_look(tmp_path):
     cell = Cell("standard", SETTING, 0, METHODS["standard"])
     (tmp_path / "cells" / cell.key(base())).mkdir(parents=True)
     (tmp_path / "cells" / cell.key(base()) / "state").write_text("not a folder")

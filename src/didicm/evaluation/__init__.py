@@ -13,7 +13,7 @@ from didicm.evaluation.curves import (
     reliability,
     risk_coverage,
 )
-from didicm.evaluation.intervals import bootstrap, paired_difference, paired_seed_interval, seed_interval
+from didicm.evaluation.intervals import bootstrap, paired_difference, seed_interval
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.store import Posteriors, load_posteriors, save_posteriors
 
@@ -37,7 +37,6 @@ __all__ = [
     "load_posteriors",
     "mean_size",
     "paired_difference",
-    "paired_seed_interval",
     "per_class",
     "reliability",
     "risk_coverage",

@@ -67,15 +67,6 @@ def seed_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     return mean, mean - half, mean + half
 
 
-def paired_seed_interval(
-    a: Sequence[float], b: Sequence[float], level: float = 0.95
-) -> tuple[float, float, float]:
-    """Mean of `a` minus `b`, seed by seed, and its Student-t interval, as (mean, low, high)."""
-    if len(a) != len(b):
-        raise UserError(f"a paired interval needs the same seeds on both sides, got {len(a)} and {len(b)}")
-    return seed_interval([x - y for x, y in zip(a, b, strict=True)], level)
-
-
 def _intervals(
     measure: Callable[[Tensor], dict[str, Tensor]], n: int, resamples: int, level: float, seed: int
 ) -> dict[str, tuple[float, float, float]]:

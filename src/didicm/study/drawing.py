@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from didicm.study import figures, gallery, study_figures
+from didicm.study import curves, figures, gallery, study_figures
 from didicm.study.definition import Study
 from didicm.study.panel import Panel
+from didicm.study.rows import Row, settings_of
 from didicm.study.style import plt
-from didicm.study.tables import Row, settings_of
 from didicm.study.verdict import contestants
 
 
@@ -117,12 +117,12 @@ def draw_panels(study: Study, ours: Panel, published: Panel | None, rows: Sequen
 def _draw_hardest(rows: Sequence[Row], out: Path) -> list[Figure]:
     """Curves and single images, of the hardest setting."""
     hard = settings_of(rows)[-1]
-    raw, tempered = figures.load_stored(rows, hard, out), figures.load_stored(rows, hard, out, tempered=True)
+    raw, tempered = curves.load_stored(rows, hard, out), curves.load_stored(rows, hard, out, tempered=True)
     return _rendered(
         {
-            "reliability": figures.reliability_diagrams(raw, hard),
-            "risk": figures.risk_coverage_curves(tempered, hard),
-            "entropy": figures.entropies(raw, hard),
+            "reliability": curves.reliability_diagrams(raw, hard),
+            "risk": curves.risk_coverage_curves(tempered, hard),
+            "entropy": curves.entropies(raw, hard),
             **_draw_images([row for row in rows if row.setting == hard and row.main], rows, out),
         }
     )

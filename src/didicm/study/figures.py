@@ -1,29 +1,15 @@
-"""Figures of a comparison, from stored results alone: numbers over settings, and curves of stored posteriors."""
+"""Figures of a comparison: numbers over settings and network calls."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
-import torch
 from matplotlib.axes import Axes
-from torch import Tensor
 
-from didicm.evaluation import (
-    apply_temperature,
-    entropy_histogram,
-    evaluate_probs,
-    load_posteriors,
-    reliability,
-    risk_coverage,
-)
 from didicm.study.cells import LABELS, Setting
 from didicm.study.measure import ONE_CALL
-from didicm.study.style import RIGHT, WRONG, legend_below, look, plt
-from didicm.study.tables import Estimate, Row, Variant, difference, estimate, select, settings_of, variants_of
+from didicm.study.rows import Estimate, Row, difference, estimate, main_variants, select, settings_of, variants_of
+from didicm.study.style import legend_below, look, plt
 
 PANELS = 4  # at most so many settings side by side
-
-Stored = dict[str, tuple[Tensor, Tensor]]  # probabilities and labels of a method, over all its seeds
 
 
 def over_uncertainty(rows: Sequence[Row]) -> plt.Figure:
@@ -37,7 +23,7 @@ def over_uncertainty(rows: Sequence[Row]) -> plt.Figure:
     metrics = metrics[: 3 if any(row.tempered for row in rows) else 2]
     figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 4.2), layout="constrained")
     for panel, (metric, scale, title) in zip(axes, metrics, strict=True):
-        for i, variant in enumerate(_main(rows)):
+        for i, variant in enumerate(main_variants(rows)):
             found = [estimate(select(rows, variant, s), metric) for s in settings]
             at = [j + 0.06 * (i - 1.5) for j, x in enumerate(found) if x]
             _with_bars(panel, at, [x for x in found if x], scale, variant.method, str(variant))
@@ -51,7 +37,7 @@ def gains(rows: Sequence[Row]) -> plt.Figure | None:
     """What DiDiCM gains over each standard classifier, with paired intervals."""
     settings, variants = settings_of(rows), variants_of(rows)
     standard = [v for v in variants if v.standard]
-    ours = [v for v in _main(rows) if v not in standard]
+    ours = [v for v in main_variants(rows) if v not in standard]
     if not standard or not ours:
         return None
     metrics = (
@@ -79,7 +65,7 @@ def gains(rows: Sequence[Row]) -> plt.Figure | None:
 def calls_against_quality(rows: Sequence[Row]) -> plt.Figure | None:
     """Accuracy and NLL over the number of network calls of one trained network."""
     settings = settings_of(rows)[:PANELS]
-    diffusion = [v for v in _main(rows) if not v.standard]
+    diffusion = [v for v in main_variants(rows) if not v.standard]
     if not diffusion:
         return None
     figure, grid = plt.subplots(
@@ -90,7 +76,7 @@ def calls_against_quality(rows: Sequence[Row]) -> plt.Figure | None:
             (("cls/Acc", 100, "top-1, %"), ("cls/NLL", 1, "NLL, as trained"))
         ):
             panel: Axes = grid[line][column]
-            for variant in (v for v in _main(rows) if v.standard):
+            for variant in (v for v in main_variants(rows) if v.standard):
                 found = estimate(select(rows, variant, setting), metric)
                 if found:
                     colour, _, style = look(variant.method)
@@ -108,84 +94,6 @@ def calls_against_quality(rows: Sequence[Row]) -> plt.Figure | None:
                 panel.set_ylabel(name)
     legend_below(figure, grid[0][0], 3)
     return figure
-
-
-def reliability_diagrams(stored: Stored, setting: Setting) -> plt.Figure:
-    """Confidence against accuracy, with the gap between them, before temperature."""
-    figure, axes = _panels(len(stored), "accuracy")
-    for panel, (method, (probs, labels)) in zip(axes, stored.items(), strict=True):
-        curve = reliability(probs, labels, 10)
-        kept = curve.count > 0
-        x, y = curve.confidence[kept].numpy(), curve.accuracy[kept].numpy()
-        colour, marker, style = look(method)
-        panel.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":")
-        panel.fill_between(x, x, y, color=colour, alpha=0.15, linewidth=0)
-        panel.plot(x, y, color=colour, marker=marker, linestyle=style)
-        share = curve.count / curve.count.sum()
-        panel.bar(np.linspace(0.05, 0.95, 10), share.numpy() * 0.5, 0.09, color="#cccccc", zorder=0.5)
-        error = evaluate_probs(probs, labels)["cal/ECE"]
-        panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
-        panel.set_title(f"{LABELS.get(method, method)}\nECE {100 * error:.1f} %")
-    figure.suptitle(f"{setting}; as trained; grey: share of the images", x=0.01, ha="left", fontsize=10)
-    return figure
-
-
-def risk_coverage_curves(stored: Stored, setting: Setting) -> plt.Figure:
-    """Share of errors when only the surest images are answered."""
-    figure, axes = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
-    for method, (probs, labels) in stored.items():
-        curve = risk_coverage(probs, labels)
-        colour, marker, style = look(method)
-        keep = curve.coverage > 0.02
-        x, y = curve.coverage[keep].numpy(), 100 * curve.risk[keep].numpy()
-        every = max(1, len(x) // 8)
-        axes.plot(
-            100 * x,
-            y,
-            color=colour,
-            linestyle=style,
-            marker=marker,
-            markevery=every,
-            label=LABELS.get(method, method),
-        )
-    axes.set(xlabel="images answered, the surest first, %", ylabel="errors among them, %", title=str(setting))
-    axes.legend(loc="upper left")
-    return figure
-
-
-def entropies(stored: Stored, setting: Setting) -> plt.Figure:
-    """Entropy of right and of wrong answers, before temperature."""
-    figure, axes = _panels(len(stored), "share of the images", height=3.4)
-    for panel, (method, (probs, labels)) in zip(axes, stored.items(), strict=True):
-        bars = entropy_histogram(probs, labels, 15)
-        total = bars.right.sum() + bars.wrong.sum()
-        edges = bars.edges.numpy()
-        panel.stairs((bars.right / total).numpy(), edges, fill=True, color=RIGHT, alpha=0.75, label="right")
-        panel.stairs((bars.wrong / total).numpy(), edges, color=WRONG, linewidth=2, hatch="//", label="wrong")
-        panel.set(xlabel="entropy, nats", title=LABELS.get(method, method))
-    axes[0].legend()
-    figure.suptitle(f"{setting}; as trained", x=0.01, ha="left", fontsize=10)
-    return figure
-
-
-def load_stored(rows: Sequence[Row], setting: Setting, folder: Path, tempered: bool = False) -> Stored:
-    """Posteriors of every method as its recipe reads it, in one setting, over all seeds."""
-    stored: Stored = {}
-    for variant in _main(rows):
-        files = [
-            (row, load_posteriors(folder / row.posteriors))
-            for row in select(rows, variant, setting)
-            if row.posteriors
-        ]
-        if files:
-            probs = [apply_temperature(p.probs, (tempered and row.temperature) or 1.0) for row, p in files]
-            stored[variant.method] = torch.cat(probs), torch.cat([p.labels for _, p in files])
-    return stored
-
-
-def _main(rows: Sequence[Row]) -> list[Variant]:
-    main = {row.variant for row in rows if row.main}
-    return [variant for variant in variants_of(rows) if variant in main]
 
 
 def _curve(panel: Axes, rows: Sequence[Row], metric: str, scale: float) -> None:
@@ -243,15 +151,3 @@ def _with_bars(
 def _setting_ticks(panel: Axes, settings: Sequence[Setting]) -> None:
     panel.set_xticks(range(len(settings)), [s.short for s in settings])
     panel.margins(x=0.12)
-
-
-def _panels(count: int, name: str, height: float = 3.9) -> tuple[plt.Figure, list[Axes]]:
-    columns = min(count, PANELS)
-    lines = -(-count // columns)
-    size = 3.1 * columns + 0.4, height * lines
-    figure, axes = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False, sharey=True)
-    for line in axes:
-        line[0].set_ylabel(name)
-    for spare in axes.flat[count:]:
-        spare.remove()
-    return figure, list(axes.flat[:count])

@@ -13,8 +13,8 @@ from didicm.errors import UserError
 from didicm.evaluation import load_posteriors
 from didicm.study.cells import LABELS
 from didicm.study.measure import MEASURED, PICTURES
+from didicm.study.rows import Row
 from didicm.study.style import TOP5, bare, look, plt
-from didicm.study.tables import Row
 
 
 @dataclass(frozen=True)

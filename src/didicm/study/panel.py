@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from didicm.study.cells import Setting
 from didicm.study.definition import Study, published_tables
+from didicm.study.rows import Estimate, Row, difference, estimate, settings_of
 from didicm.study.table import Table
-from didicm.study.tables import Column, Estimate, Row, difference, estimate, settings_of, show
+from didicm.study.tables import Column, show
 
 METRICS = {
     "top-1": Column("cls/Acc", "top-1", 100, 2),

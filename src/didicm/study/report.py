@@ -18,17 +18,10 @@ from didicm.study.drawing import draw_comparison, draw_study
 from didicm.study.panel import Panel, our_panel, panel_table, published_panel
 from didicm.study.plan import PLAN, read_plan
 from didicm.study.results import Results
+from didicm.study.rows import Row, rows_of, settings_of, variants_of
 from didicm.study.style import styled
 from didicm.study.table import Table
-from didicm.study.tables import (
-    Row,
-    cost_table,
-    difference_table,
-    main_table,
-    rows_of,
-    settings_of,
-    variants_of,
-)
+from didicm.study.tables import cost_table, difference_table, main_table
 from didicm.study.verdict import study_verdict, verdict
 
 REPORT, TABLES, FIGURES = "report.html", "tables.md", "figures"

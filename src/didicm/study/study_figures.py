@@ -6,8 +6,8 @@ from itertools import cycle
 from matplotlib.axes import Axes
 
 from didicm.study.panel import METRICS, Line, Panel
+from didicm.study.rows import Estimate, Row, Variant, estimate, select, settings_of, variants_of
 from didicm.study.style import SPARE, STYLES, Look, legend_below, plt
-from didicm.study.tables import Estimate, Row, Variant, estimate, select, settings_of, variants_of
 
 LOOKS = [*STYLES.values(), *SPARE]
 PAPERS = "100 %, 56 px"  # the setting of the paper's figure

@@ -6,7 +6,8 @@ from dataclasses import replace
 from didicm.study.definition import Study
 from didicm.study.measure import ONE_CALL
 from didicm.study.panel import Panel
-from didicm.study.tables import MINUS, Estimate, Row, Variant, difference, estimate, select, variants_of
+from didicm.study.rows import Estimate, Row, Variant, difference, estimate, main_variants, select, variants_of
+from didicm.study.tables import MINUS
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
@@ -27,11 +28,9 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 
 def contestants(rows: Sequence[Row]) -> tuple[Variant | None, list[Variant]]:
     """DiDiCM's variant that stands for it, and the standard ones."""
-    variants = variants_of(rows)
-    main = {row.variant for row in rows if row.main}
-    diffusion = [v for v in variants if not v.standard and v in main]
+    diffusion = [v for v in main_variants(rows) if not v.standard]
     ours = next((v for v in diffusion if v.method == "didicm-posterior"), diffusion[0] if diffusion else None)
-    return ours, [v for v in variants if v.standard]
+    return ours, [v for v in variants_of(rows) if v.standard]
 
 
 def _common(
