@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.measure import Result, ratio
 from didicm.classifier import DiffusionClassifier
-from didicm.inference import optimize_for_inference
+from didicm.inference.fuse import optimize_for_inference
 from didicm.models import create_model
 
 
@@ -46,7 +46,7 @@ def backbones() -> list[Result]:
     results = []
     for backbone in ("resnet18", "resnet50"):
         classifier = DiffusionClassifier(create_model("backbone_score", backbone=backbone)).eval()
-        plain = create_model("backbone_plain", backbone=backbone).eval()
+        plain = create_model("backbone_baseline", backbone=backbone).eval()
         for size in (64, 224):
             for batch in (1, 16):
                 image = torch.randn(batch, 3, size, size)

@@ -8,16 +8,16 @@ import json
 import sys
 from pathlib import Path
 
-from didicm.study import main_table, rows_of
-from didicm.study.definition import Study, make_study, studies
-from didicm.study.drawing import CAPTIONS, draw_panels
-from didicm.study.panel import our_panel, panel_table, published_panel
-from didicm.study.plan import PLAN
-from didicm.study.report import SPREAD
-from didicm.study.results import RESULTS
-from didicm.study.rows import Row
-from didicm.study.style import styled
-from didicm.study.verdict import study_verdict
+from didicm.experiments import main_table, rows_of
+from didicm.experiments.definition import Study, make_study, studies
+from didicm.experiments.plan import PLAN
+from didicm.experiments.results import RESULTS
+from didicm.report.drawing import CAPTIONS, draw_panels
+from didicm.report.html import SPREAD
+from didicm.report.panel import our_panel, panel_table, published_panel
+from didicm.report.records import Row
+from didicm.report.style import styled
+from didicm.report.verdict import study_verdict
 
 FOLDER = Path(__file__).parent / "results"
 HEAD = """# Results

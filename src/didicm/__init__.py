@@ -1,29 +1,57 @@
 """Image classification with a posterior you can trust.
 
-Importing the package registers its networks with timm: `timm.create_model("didirn50")` works from then on.
+Names are imported when they are first used, so that `import didicm` and `didicm --help` do not wait for PyTorch.
+Importing `didicm.models` registers our networks with timm: `timm.create_model("didirn50")` works from then on.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from didicm.checkpoint import load, push, save
-from didicm.classifier import Classifier, DiffusionClassifier, Sampler, StandardClassifier
-from didicm.diffusion import Posterior, UniformProcess
-from didicm.errors import UserError
-from didicm.inference import optimize_for_inference
-from didicm.models import create_model, list_models
+if TYPE_CHECKING:
+    from didicm.checkpoint import load as load
+    from didicm.checkpoint import push as push
+    from didicm.checkpoint import save as save
+    from didicm.classifier import Classifier as Classifier
+    from didicm.classifier import DiffusionClassifier as DiffusionClassifier
+    from didicm.classifier import Sampler as Sampler
+    from didicm.classifier import StandardClassifier as StandardClassifier
+    from didicm.data import open_data as open_data
+    from didicm.diffusion import Posterior as Posterior
+    from didicm.diffusion import UniformProcess as UniformProcess
+    from didicm.errors import UserError as UserError
+    from didicm.inference import Predictor as Predictor
+    from didicm.inference import optimize_for_inference as optimize_for_inference
+    from didicm.models import create_model as create_model
+    from didicm.models import list_models as list_models
 
-__all__ = [
-    "Classifier",
-    "DiffusionClassifier",
-    "Posterior",
-    "Sampler",
-    "StandardClassifier",
-    "UniformProcess",
-    "UserError",
-    "create_model",
-    "list_models",
-    "load",
-    "optimize_for_inference",
-    "push",
-    "save",
-]
+_HOME = {
+    "Classifier": "classifier",
+    "DiffusionClassifier": "classifier",
+    "Posterior": "diffusion",
+    "Predictor": "inference",
+    "Sampler": "classifier",
+    "StandardClassifier": "classifier",
+    "UniformProcess": "diffusion",
+    "UserError": "errors",
+    "create_model": "models",
+    "list_models": "models",
+    "load": "checkpoint",
+    "open_data": "data",
+    "optimize_for_inference": "inference",
+    "push": "checkpoint",
+    "save": "checkpoint",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'didicm' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"didicm.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

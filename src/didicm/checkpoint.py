@@ -4,11 +4,8 @@ Loading never unpickles and never runs code from the directory: the config names
 arguments, and the weights must fit it exactly.
 """
 
-import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 from didicm.classifier import Classifier, DiffusionClassifier, Sampler, StandardClassifier
 from didicm.diffusion import UniformProcess, schedule_from_dict
 from didicm.errors import UserError
+from didicm.files import sha256, write_files
 from didicm.models import create_model
 
 FORMAT = 1
@@ -58,7 +56,7 @@ def save(
 
     def write_config(path: Path) -> None:
         # The digest ties the two files together: weights of another save are noticed at loading.
-        signed = {**config, "weights_sha256": _digest(path.with_name(path.name.replace(CONFIG, WEIGHTS)))}
+        signed = {**config, "weights_sha256": sha256(path.with_name(path.name.replace(CONFIG, WEIGHTS)))}
         path.write_text(json.dumps(signed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     write_files(directory, {WEIGHTS: lambda path: save_file(weights, path), CONFIG: write_config})
@@ -97,19 +95,6 @@ def push(directory: str | Path, destination: str, *, private: bool = False) -> s
     return HUB + repo
 
 
-def write_files(directory: str | Path, writers: Mapping[str, Callable[[Path], None]]) -> None:
-    """Write all files under temporary names, then move them in place: a full disk or a crash spoils none."""
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory) as scratch:
-        for name, write in writers.items():
-            write(Path(scratch) / name)
-            with open(Path(scratch) / name, "rb") as file:
-                os.fsync(file.fileno())
-        for name in writers:
-            os.replace(Path(scratch) / name, directory / name)
-
-
 def _describe(classifier: Classifier) -> dict[str, Any]:
     recipe = getattr(classifier.model, "recipe", None)
     if recipe is None:
@@ -127,7 +112,7 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
         "draws_per_image": classifier.draws_per_image,
     }
     if isinstance(classifier, DiffusionClassifier):
-        return {**described, "redraw": classifier.redraw, "sampler": asdict(classifier.sampler)}
+        return {**described, "label_proposal": classifier.label_proposal, "sampler": asdict(classifier.sampler)}
     return {**described, "objective": classifier.objective}
 
 
@@ -135,7 +120,7 @@ def _rebuild(config: dict[str, Any]) -> Classifier:
     kind = config["kind"]
     if kind not in ("diffusion", "standard"):
         raise ValueError(f"kind must be diffusion or standard, got {kind!r}")
-    own = {"sampler", "redraw"} if kind == "diffusion" else {"objective"}
+    own = {"sampler", "label_proposal"} if kind == "diffusion" else {"objective"}
     known = {"format", "kind", "model", "schedule", "draws_per_image", "versions", "weights_sha256"} | own
     unknown = set(config) - known
     if unknown:
@@ -145,8 +130,8 @@ def _rebuild(config: dict[str, Any]) -> Classifier:
     process = None if schedule is None else UniformProcess(model.num_classes, schedule_from_dict(schedule))
     draws = config["draws_per_image"]
     if kind == "diffusion":
-        redraw = config.get("redraw", 0.0)  # older models lack it
-        return DiffusionClassifier(model, process, _rebuild_sampler(config["sampler"]), draws, redraw)
+        label_proposal = config.get("label_proposal", 0.0)  # older models lack it
+        return DiffusionClassifier(model, process, _rebuild_sampler(config["sampler"]), draws, label_proposal)
     return StandardClassifier(model, config["objective"], process, draws)
 
 
@@ -183,7 +168,7 @@ def _load_weights(model: nn.Module, path: Path, digest: str) -> None:
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged or no safetensors file ({error}): copy it again") from error
     _check_weights(model.state_dict(), weights, path)
-    if _digest(path) != digest:
+    if sha256(path) != digest:
         raise UserError(
             f"{path} does not belong to the {CONFIG} beside it: copy or save the whole directory again"
         )
@@ -224,11 +209,3 @@ def _download(source: str) -> Path:
         raise UserError(
             f"{source} cannot be fetched: {reason}; check the name, your login and the network"
         ) from error
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()

@@ -17,7 +17,7 @@ from didicm.diffusion import (
     sample_cp,
     score_entropy,
 )
-from didicm.diffusion.sampling import Average, Callback, Query, Select, Solver, take
+from didicm.diffusion.sampling import Average, Callback, ScoreTime, Select, Solver, index_features
 from didicm.models import ScoreModel
 
 # Earliest time in training: closer to 0 the true ratios leave float32.
@@ -33,7 +33,7 @@ class Sampler:
     method: Literal["cp", "cl", "readout"] = "cp"
     steps: int = 8
     solver: Solver = "exact"
-    query: Query = "middle"
+    score_time: ScoreTime = "midpoint"
     select: Select = "argmin"  # cp
     chains: int = 16  # cl
     average: Average = "probs"  # cl
@@ -44,7 +44,7 @@ class Sampler:
         self, model: ScoreModel, image: Tensor, process: UniformProcess, callback: Callback | None
     ) -> Posterior:
         """Sample the posterior of images (B, C, H, W)."""
-        common = {"steps": self.steps, "solver": self.solver, "query": self.query, "seed": self.seed}
+        common = {"steps": self.steps, "solver": self.solver, "score_time": self.score_time, "seed": self.seed}
         if self.method == "cp":
             return sample_cp(model, image, process, select=self.select, callback=callback, **common)
         if self.method == "cl":
@@ -102,41 +102,41 @@ class DiffusionClassifier(Classifier):
         process: UniformProcess | None = None,
         sampler: Sampler | None = None,
         draws_per_image: int = 1,
-        redraw: float = 0.0,
+        label_proposal: float = 0.0,
     ) -> None:
         super().__init__()
         self.model = model
         self.process = process or UniformProcess(model.num_classes)
         self.sampler = sampler or Sampler()
         self.draws_per_image = draws_per_image
-        self.redraw = redraw
+        self.label_proposal = label_proposal
         self.num_classes = model.num_classes
         if self.process.num_classes != self.num_classes:
             raise ValueError(
                 f"the model has {self.num_classes} classes and the process {self.process.num_classes}"
             )
         _at_least_one("draws_per_image", draws_per_image)
-        if not 0 <= redraw < 1:
-            raise ValueError(f"redraw must lie in [0, 1), got {redraw}")
+        if not 0 <= label_proposal < 1:
+            raise ValueError(f"label_proposal must lie in [0, 1), got {label_proposal}")
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         """Score entropy (Algorithm 1); several draws of noise share one encoding of the image.
 
         A label that is not the image's own is rare at little noise, and its loss then large. Drawing at least
-        `redraw` of the labels from all classes, with weights that keep the mean as it is, evens that out.
+        `label_proposal` of the labels from all classes, with weights that keep the mean as it is, evens that out.
         """
         rows = torch.arange(len(image), device=image.device).repeat_interleave(self.draws_per_image)
         target, u = target[rows], u.flatten(0, 1)
         t = _time(u[:, 0])
-        redraw = self.process.schedule.lost(t).clamp_min(self.redraw)
-        label = self.process.sample_label(target, t, u[:, 1:], redraw)
+        label_proposal = self.process.schedule.lost(t).clamp_min(self.label_proposal)
+        label = self.process.sample_label(target, t, u[:, 1:], label_proposal)
         features = self.model.encode(image)
         if self.draws_per_image > 1:
-            features = take(features, rows)
+            features = index_features(features, rows)
         log_score = self.model.score(features, label, self.process.schedule.total(t))
         losses = score_entropy(log_score, label, target, t, self.process)
-        if self.redraw:
-            losses = losses * self.process.label_weight(target, label, t, redraw)
+        if self.label_proposal:
+            losses = losses * self.process.label_weight(target, label, t, label_proposal)
         return losses.view(len(image), -1).mean(1)
 
     @torch.no_grad()

@@ -1,4 +1,7 @@
-"""The one kind of error that is the user's to mend."""
+"""The one kind of error that is the user's to fix, and how it is worded."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class UserError(ValueError):
@@ -6,3 +9,15 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with 2.
     """
+
+
+def reason(error: BaseException) -> str:
+    """What an exception of somebody else's says, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest known name, or the list of them: the end of a sentence about an unknown one."""
+    names = [str(k) for k in known]
+    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(sorted(names))}"

@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 from PIL import Image
 
-import didicm_cli
+from didicm.cli.__main__ import COMMANDS
 
 
 def didicm(*arguments):
@@ -21,11 +21,11 @@ def command_of_this_environment(monkeypatch):
 def test_version_and_help_answer_without_waiting_for_pytorch():
     assert didicm("--version").stdout.strip() == f"didicm {metadata.version('didicm')}"
     shown = didicm("--help").stdout
-    for name, (description, _) in didicm_cli.COMMANDS.items():
+    for name, (description, _) in COMMANDS.items():
         assert name in shown
         assert description.split()[0] in shown
     imported = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import didicm_cli; didicm_cli.main(['--version'])"],
+        [sys.executable, "-X", "importtime", "-c", "from didicm.cli.__main__ import main; main(['--version'])"],
         capture_output=True,
         text=True,
     )

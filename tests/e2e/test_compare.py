@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from didicm.commands.demo import LEVELS, NEXT
+from didicm.cli.demo import LEVELS, NEXT
 
 TINY = [
     "--data=fashion-mini",
@@ -19,7 +19,7 @@ TINY = [
 
 def didicm(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "didicm_cli", *arguments],
+        [sys.executable, "-m", "didicm.cli", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -70,24 +70,24 @@ def test_compare_runs_resumes_extends_and_reports(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(arguments, says, tmp_path, capsys):
-    import didicm_cli
+    from didicm.cli.__main__ import main as run_cli
 
-    assert didicm_cli.main(["compare", f"--out={tmp_path / 'out'}", *arguments]) == 2
+    assert run_cli(["compare", f"--out={tmp_path / 'out'}", *arguments]) == 2
     shown = capsys.readouterr().err
     assert says in shown
     assert shown.count("\n") == 1
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
-    import didicm_cli
+    from didicm.cli.__main__ import main as run_cli
 
     (tmp_path / "thesis.txt").write_text("mine")
-    assert didicm_cli.main(["compare", f"--out={tmp_path}", *TINY]) == 2
+    assert run_cli(["compare", f"--out={tmp_path}", *TINY]) == 2
     assert "in use and holds no comparison" in capsys.readouterr().err
 
 
 def test_the_demo_ends_with_table_verdict_report_and_next_commands(tmp_path, monkeypatch, capsys):
-    import didicm.commands.demo as demo
+    import didicm.cli.demo as demo
 
     monkeypatch.setattr(demo, "LEVELS", dict.fromkeys(list(LEVELS)[-1:], 1))
     monkeypatch.setattr(demo.os, "cpu_count", lambda: 1)

@@ -11,15 +11,15 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import didicm
-import didicm_cli
 from didicm.checkpoint import load
-from didicm.commands import import_official
+from didicm.cli import import_official
+from didicm.cli.__main__ import main as run_cli
 from didicm.data import hold_out, open_data
 from didicm.evaluation import bootstrap, evaluate_probs, load_posteriors
-from tests.data.making import make_folder
 from tests.test_official import ReleasedNet
 from tests.test_official import write as write_released
-from tests.training.test_train import flags
+from tests.unit.data.making import make_folder
+from tests.unit.training.test_train import flags
 
 HELD_OUT = {"val_fraction": 0.4, "seed": 3}
 
@@ -28,7 +28,7 @@ HELD_OUT = {"val_fraction": 0.4, "seed": 3}
 def diffusion_run(tmp_path_factory):
     """A diffusion classifier of fashion-mini, which has a validation split."""
     run = tmp_path_factory.mktemp("diffusion") / "run"
-    assert didicm_cli.main(["train", *flags(run, epochs=6, fraction=0.4)]) == 0
+    assert run_cli(["train", *flags(run, epochs=6, fraction=0.4)]) == 0
     return run
 
 
@@ -43,7 +43,7 @@ def standard_run(tmp_path_factory, folder):
     """A standard classifier of a folder, which held out a part of it."""
     run = tmp_path_factory.mktemp("standard") / "run"
     changes = {"method": "standard", "data": folder, "fraction": 1, "batch_size": 18, "epochs": 1, **HELD_OUT}
-    assert didicm_cli.main(["train", *flags(run, **changes)]) == 0
+    assert run_cli(["train", *flags(run, **changes)]) == 0
     return run
 
 
@@ -58,7 +58,7 @@ def metrics(folder):
 def fails(capsys, *arguments):
     """The one sentence of a command that fails."""
     capsys.readouterr()
-    assert didicm_cli.main([str(argument) for argument in arguments]) == 2
+    assert run_cli([str(argument) for argument in arguments]) == 2
     error = capsys.readouterr().err.strip()
     assert error.startswith("didicm: ")
     assert "\n" not in error
@@ -67,7 +67,7 @@ def fails(capsys, *arguments):
 
 def works(capsys, *arguments):
     capsys.readouterr()
-    assert didicm_cli.main([str(argument) for argument in arguments]) == 0
+    assert run_cli([str(argument) for argument in arguments]) == 0
     return capsys.readouterr()
 
 
@@ -148,7 +148,7 @@ def test_evaluate_other_data_whole_and_with_broken_files(standard_run, tmp_path,
 def test_many_classes_show_the_worst(diffusion_run, capsys):
     from rich.console import Console
 
-    from didicm.commands.evaluate import class_table
+    from didicm.cli.evaluate import class_table
     from didicm.evaluation import ClassRow
 
     rows = [ClassRow(f"class {k}", 10, k / 100, 0.5, 0.5, 1.0) for k in range(30)]
@@ -186,7 +186,7 @@ def test_evaluate_mistakes(diffusion_run, standard_run, folder, tmp_path, capsys
         ["--bins", "many"],
     ):
         with pytest.raises(SystemExit) as stop:
-            didicm_cli.main(["evaluate", str(diffusion_run), *data, *flag])
+            run_cli(["evaluate", str(diffusion_run), *data, *flag])
         assert stop.value.code == 2
         assert flag[0] in capsys.readouterr().err
 
@@ -297,7 +297,7 @@ def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, c
     (tmp_path / "empty").mkdir()
     arguments = [diffusion_run, folder, tmp_path / "nowhere.png", tmp_path / "empty", folder / "a" / "0.png"]
     capsys.readouterr()
-    code = didicm_cli.main(["predict", *map(str, arguments), "--json", "--top", "3", "--batch-size", "2"])
+    code = run_cli(["predict", *map(str, arguments), "--json", "--top", "3", "--batch-size", "2"])
     assert code == 2
     printed = capsys.readouterr()
     lines = [json.loads(line) for line in printed.out.splitlines()]
@@ -323,7 +323,7 @@ def test_predict_draws_trajectories(diffusion_run, tmp_path, capsys, monkeypatch
     with Image.open(picture) as image:
         assert image.size == (1080, round(120 * (0.5 + 2 * 2.8)))
         assert len(image.convert("RGB").getcolors(2**24)) > 100
-    monkeypatch.setattr("didicm.commands.predict.MOST_DRAWN", 1)
+    monkeypatch.setattr("didicm.cli.predict.MOST_DRAWN", 1)
     shown = works(
         capsys, "predict", diffusion_run, folder, "--trajectory", tmp_path / "m.png", "--json", "--steps", 1
     )

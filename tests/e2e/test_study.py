@@ -31,7 +31,7 @@ SHRUNK = {
 
 def shrink(name, folder, **changes):
     """A study that ships, on few small images and with a tiny network; all else is its own."""
-    content = yaml.safe_load(files("didicm.studies").joinpath(f"{name}.yaml").read_text())
+    content = yaml.safe_load(files("didicm.experiments").joinpath("studies").joinpath(f"{name}.yaml").read_text())
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**content, **SHRUNK, **changes}, sort_keys=False))
     return str(path)
@@ -39,7 +39,7 @@ def shrink(name, folder, **changes):
 
 def start(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "didicm_cli", "study", *arguments],
+        [sys.executable, "-m", "didicm.cli", "study", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -137,14 +137,14 @@ def test_killed_on_a_cluster_and_run_again_ends_with_the_same_table(tmp_path):
         (["main-cpu", "--devices=0"], "--devices must be at least 1"),
         (["main-cpu", "--set=epoch=3"], "no setting 'epoch'"),
         (["main-cpu", "--set=optimizer.lr=fast"], "optimizer.lr must be a number, got 'fast'"),
-        (["main-cpu", "--set=model_args.prediction=posterior", "--set=epochs=many"], "epochs must be"),
+        (["main-cpu", "--set=model_args.parameterization=posterior", "--set=epochs=many"], "epochs must be"),
         (["main-cpu", "--cluster=slurm_partition=gpu"], "--cluster is for --executor slurm"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, says, tmp_path, capsys):
-    import didicm_cli
+    from didicm.cli.__main__ import main as run_cli
 
-    assert didicm_cli.main(["study", *arguments, f"--out={tmp_path / 'out'}"]) == 2
+    assert run_cli(["study", *arguments, f"--out={tmp_path / 'out'}"]) == 2
     shown = capsys.readouterr().err
     assert says in shown
     assert shown.count("\n") == 1
@@ -152,21 +152,21 @@ def test_mistakes_are_one_sentence(arguments, says, tmp_path, capsys):
 
 
 def test_without_a_name_the_studies_are_listed_and_a_dry_run_writes_nothing(tmp_path, capsys):
-    import didicm_cli
+    from didicm.cli.__main__ import main as run_cli
 
-    assert didicm_cli.main(["study"]) == 0
+    assert run_cli(["study"]) == 0
     assert "solvers-cpu" in capsys.readouterr().out
-    assert didicm_cli.main(["study", "solvers-cpu", "--dry-run", f"--out={tmp_path / 'out'}"]) == 0
+    assert run_cli(["study", "solvers-cpu", "--dry-run", f"--out={tmp_path / 'out'}"]) == 0
     assert "6 trainings" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 
 def test_a_corrected_mistake_and_a_renamed_contestant_are_no_conflict(tmp_path, capsys):
-    import didicm_cli
+    from didicm.cli.__main__ import main as run_cli
 
     def run(contestants, **changes):
         path = shrink("objectives-cpu", tmp_path, contestants=contestants, seeds=1, curves={}, **changes)
-        code = didicm_cli.main(["study", path, f"--out={tmp_path / 'out'}"])
+        code = run_cli(["study", path, f"--out={tmp_path / 'out'}"])
         return code, capsys.readouterr()
 
     code, shown = run({"a": {"method": "standard"}, "b": {"method": "standard"}})

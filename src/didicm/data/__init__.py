@@ -1,6 +1,13 @@
 """From a URI to batches of images and labels: sources, subsets, corruption, augmentation, loading."""
 
-from didicm.data.augment import (
+from didicm.data.classes import match, relabel
+from didicm.data.corruptions import Corruption, Corruptions
+from didicm.data.images import ArraySet, DataError, ImageSet, UnreadableImageError, to_channels
+from didicm.data.loader import Loader, Skipped, make_loader
+from didicm.data.mixing import Mixer, target_distribution
+from didicm.data.sources import Data, hold_out, open_data
+from didicm.data.splits import stratified_split, subset
+from didicm.data.transforms import (
     NONE,
     RECIPES,
     SMALL,
@@ -12,13 +19,6 @@ from didicm.data.augment import (
     transform_from_dict,
     transform_to_dict,
 )
-from didicm.data.classes import match, relabel
-from didicm.data.corrupt import Corruption, Corruptions
-from didicm.data.images import ArraySet, DataError, ImageSet, UnreadableImageError, to_channels
-from didicm.data.loader import Loader, Skipped, make_loader
-from didicm.data.mixing import Mixer, target_distribution
-from didicm.data.sources import Data, hold_out, open_data
-from didicm.data.subset import stratified_split, subset
 
 __all__ = [
     "NONE",

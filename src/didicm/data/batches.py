@@ -10,12 +10,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from didicm.data.augment import EvalTransform, TrainTransform, stack
-from didicm.data.corrupt import Corruption, Corruptions
+from didicm.data.corruptions import Corruption, Corruptions
 from didicm.data.images import ImageSet, UnreadableImageError
 from didicm.data.memory import MemorySet
 from didicm.data.order import batch_of, count_batches, epoch_order, occurrences
 from didicm.data.randomness import keys, preserved
+from didicm.data.transforms import EvalTransform, TrainTransform, stack
 
 REPLACEMENT_TRIES = 20
 

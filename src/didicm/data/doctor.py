@@ -15,10 +15,10 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from didicm.data.augment import TrainTransform
 from didicm.data.examples import save_examples
 from didicm.data.images import ImageSet, UnreadableImageError
 from didicm.data.sources import open_data
+from didicm.data.transforms import TrainTransform
 
 TINY_CLASS = 10
 IMBALANCED = 10.0

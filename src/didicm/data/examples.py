@@ -8,9 +8,9 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from didicm.data.augment import TrainTransform, stack
 from didicm.data.images import DataError
 from didicm.data.randomness import keys, preserved
+from didicm.data.transforms import TrainTransform, stack
 
 CELL, GAP, HEADER = 160, 8, 16
 COLUMNS = ("original", "training", "training", "training", "evaluation")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from didicm.data.augment import EvalTransform, TrainTransform
 from didicm.data.batches import Batch, Batches, Skipped
-from didicm.data.corrupt import Corruption, Corruptions
+from didicm.data.corruptions import Corruption, Corruptions
 from didicm.data.images import DataError, ImageSet
 from didicm.data.memory import MemorySet, is_small
+from didicm.data.transforms import EvalTransform, TrainTransform
 
 
 class Loader:

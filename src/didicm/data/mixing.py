@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from didicm.data.augment import Augment
 from didicm.data.randomness import keys, preserved
+from didicm.data.transforms import Augment
 
 
 class Mixer:

@@ -15,7 +15,7 @@ import numpy as np
 from didicm.data.classes import relabel
 from didicm.data.folder import FolderSet, open_folder
 from didicm.data.images import MODES, ArraySet, DataError, ImageSet
-from didicm.data.subset import stratified_split
+from didicm.data.splits import stratified_split
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
 
@@ -47,15 +47,15 @@ def open_data(uri: str, *, channels: int = 3, strict: bool = True) -> Data:
     if uri == "fashion-mini":
         train, val = _open_fashion_mini(channels)
     elif colon and scheme == "hf":
-        from didicm.data.hub import open_hub
+        from didicm.data.hf import open_hub
 
         train, val = open_hub(rest, channels)
     elif colon and scheme == "wds":
-        from didicm.data.shards import open_shards
+        from didicm.data.webdataset import open_shards
 
         train, val = open_shards(rest, channels)
     elif colon and scheme == "timm":
-        from didicm.data.readers import open_reader
+        from didicm.data.timm_reader import open_reader
 
         train, val = open_reader(rest, channels)
     else:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from didicm.diffusion.random import pick
+from didicm.diffusion.random import sample_categorical
 from didicm.diffusion.schedule import LogLinear, Schedule
 
 # Least signal of a class, so that a score without any reads as the uniform posterior.
@@ -51,24 +51,26 @@ class UniformProcess:
         return F.one_hot(target, self.num_classes).to(torch.get_default_dtype())
 
     def sample_label(
-        self, target: Tensor, t: Tensor, u: Tensor | None = None, redraw: Tensor | None = None
+        self, target: Tensor, t: Tensor, u: Tensor | None = None, label_proposal: Tensor | None = None
     ) -> Tensor:
         """Draw noisy labels j ~ q_t (...) of hard labels (...) or target distributions (..., K).
 
-        `u` (..., 3) are the uniform numbers to draw with; by default fresh ones. `redraw` (...) is another chance
+        `u` (..., 3) are the uniform numbers to draw with; by default fresh ones. `label_proposal` (...) is another chance
         of a label drawn from all classes than the schedule's; `label_weight` makes up for it.
         """
         shape = target.shape[:-1] if target.is_floating_point() else target.shape
         u = torch.rand(*shape, 3, device=target.device) if u is None else u
-        label = pick(target, u[..., 0]) if target.is_floating_point() else target
+        label = sample_categorical(target, u[..., 0]) if target.is_floating_point() else target
         fresh = (u[..., 1].double() * self.num_classes).long()
-        return torch.where(u[..., 2] < (self.schedule.lost(t) if redraw is None else redraw), fresh, label)
+        return torch.where(
+            u[..., 2] < (self.schedule.lost(t) if label_proposal is None else label_proposal), fresh, label
+        )
 
-    def label_weight(self, target: Tensor, label: Tensor, t: Tensor, redraw: Tensor) -> Tensor:
-        """Weight (...) of labels drawn with chance `redraw` in an average over q_t: the ratio of their chances."""
+    def label_weight(self, target: Tensor, label: Tensor, t: Tensor, label_proposal: Tensor) -> Tensor:
+        """Weight (...) of labels drawn with chance `label_proposal` in an average over q_t: the ratio of their chances."""
         at_label = self.distribution(target).gather(-1, label.unsqueeze(-1)).squeeze(-1)
         lost = self.schedule.lost(t)
-        drawn = (1 - redraw) * at_label + redraw / self.num_classes
+        drawn = (1 - label_proposal) * at_label + label_proposal / self.num_classes
         return ((1 - lost) * at_label + lost / self.num_classes) / drawn
 
     # What a score tells
@@ -156,13 +158,13 @@ def log_marginal(log_probs: Tensor, total: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def number(function: Callable[[Tensor], Tensor], t: float) -> float:
+def at_time(function: Callable[[Tensor], Tensor], t: float) -> float:
     """A schedule's function at one time, in float64; samplers ask for the same few times again and again."""
     return function(torch.tensor(t, dtype=torch.float64)).item()
 
 
 def _at(function: Callable[[Tensor], Tensor], t: Tensor, like: Tensor) -> Tensor | float:
-    return _column(function(t), like) if t.dim() else number(function, t.item())
+    return _column(function(t), like) if t.dim() else at_time(function, t.item())
 
 
 def _column(x: Tensor, like: Tensor) -> Tensor | float:

@@ -42,7 +42,7 @@ class ImageRandom:
         return (self.uniform(count).double() * num_classes).long()
 
 
-def pick(probs: Tensor, u: Tensor) -> Tensor:
+def sample_categorical(probs: Tensor, u: Tensor) -> Tensor:
     """Draw labels (...) from `probs` (..., K) with uniform numbers (...); never one of probability 0."""
     cumulative = probs.cumsum(-1)
     threshold = u.to(probs) * cumulative[..., -1]

@@ -22,13 +22,13 @@ from typing import Literal, Protocol, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from didicm.diffusion.process import UniformProcess, number
-from didicm.diffusion.random import ImageRandom, pick
+from didicm.diffusion.process import UniformProcess, at_time
+from didicm.diffusion.random import ImageRandom, sample_categorical
 
 Features: TypeAlias = Tensor | tuple[Tensor, ...]
 Select: TypeAlias = Literal["argmin", "argmax", "sample"]
 Solver: TypeAlias = Literal["exact", "euler", "official"]
-Query: TypeAlias = Literal["start", "middle"]
+ScoreTime: TypeAlias = Literal["start", "midpoint"]
 Average: TypeAlias = Literal["probs", "one-hot"]
 
 OFFICIAL_EPS = 1e-5
@@ -72,7 +72,7 @@ def time_grid(steps: int) -> Tensor:
     return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
 
 
-def take(features: Features, rows: Tensor) -> Features:
+def index_features(features: Features, rows: Tensor) -> Features:
     """Pick or repeat the features of some images of a batch."""
     return features[rows] if isinstance(features, Tensor) else tuple(x[rows] for x in features)
 
@@ -96,7 +96,7 @@ def sample_cp(
     grid: Tensor | None = None,
     select: Select = "argmin",
     solver: Solver = "exact",
-    query: Query = "middle",
+    score_time: ScoreTime = "midpoint",
     callback: Callback | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -110,7 +110,7 @@ def sample_cp(
         grid: times from 1 down to 0, instead of `steps`.
         select: the label to ask about: the least likely, the most likely, or one drawn from the state.
         solver: how to step.
-        query: where the exact solver asks for the score: at the start or in the middle of a step.
+        score_time: where the exact solver asks for the score: at the start or in the middle of a step.
         callback: called with every `Step`.
         seed: for `select="sample"`.
     """
@@ -120,7 +120,7 @@ def sample_cp(
     intervals = _intervals(steps, grid, solver)
     for t, s in intervals:
         label = _select(p, select, random)
-        at = _query_time(t, s, solver, query)
+        at = _score_time(t, s, solver, score_time)
         log_score = _ask(model, features, label, at, process)
         p = p.to(log_score.dtype)
         if solver == "exact":
@@ -142,7 +142,7 @@ def sample_cl(
     chains: int = 16,
     grid: Tensor | None = None,
     solver: Solver = "exact",
-    query: Query = "middle",
+    score_time: ScoreTime = "midpoint",
     average: Average = "probs",
     chunk: int = 1024,
     callback: Callback | None = None,
@@ -171,8 +171,10 @@ def sample_cl(
         asked, u = label.view(-1, chains).clone(), random.uniform(chains).flatten()
         p = torch.zeros_like(p)
         for rows in torch.split(torch.arange(len(label), device=image.device), chunk):
-            probs = _label_step(model, take(features, owner[rows]), label[rows], t, s, process, solver, query)
-            label[rows] = pick(probs, u[rows])
+            probs = _label_step(
+                model, index_features(features, owner[rows]), label[rows], t, s, process, solver, score_time
+            )
+            label[rows] = sample_categorical(probs, u[rows])
             ends = probs if average == "probs" else process.distribution(label[rows]).to(probs.dtype)
             p = p.to(probs.dtype).index_add(0, owner[rows], ends)
         p = _normalise(p)
@@ -189,7 +191,7 @@ def sample_naive(
     steps: int = 8,
     grid: Tensor | None = None,
     solver: Solver = "exact",
-    query: Query = "middle",
+    score_time: ScoreTime = "midpoint",
     chunk: int = 1024,
     callback: Callback | None = None,
 ) -> Posterior:
@@ -207,7 +209,7 @@ def sample_naive(
         next_p = torch.zeros_like(p)
         for rows in torch.split(every, chunk):
             owner, label = rows // process.num_classes, rows % process.num_classes
-            probs = _label_step(model, take(features, owner), label, t, s, process, solver, query)
+            probs = _label_step(model, index_features(features, owner), label, t, s, process, solver, score_time)
             weight = p.flatten()[rows].to(probs.dtype).unsqueeze(-1)
             next_p = next_p.to(probs.dtype).index_add(0, owner, weight * probs)
         p = _normalise(next_p)
@@ -232,14 +234,14 @@ def _intervals(steps: int, grid: Tensor | None, solver: Solver) -> list[tuple[Te
     return list(pairwise(grid))
 
 
-def _query_time(t: Tensor, s: Tensor, solver: Solver, query: Query) -> Tensor:
-    _check_choice("query", query, Query)
-    return (t + s) / 2 if solver == "exact" and query == "middle" else t
+def _score_time(t: Tensor, s: Tensor, solver: Solver, score_time: ScoreTime) -> Tensor:
+    _check_choice("score_time", score_time, ScoreTime)
+    return (t + s) / 2 if solver == "exact" and score_time == "midpoint" else t
 
 
 def _ask(model: ScoreFunction, features: Features, label: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
     """Call the network, and go on in float32 or better whatever it returns."""
-    total = torch.full(label.shape, number(process.schedule.total, t.item()), device=label.device)
+    total = torch.full(label.shape, at_time(process.schedule.total, t.item()), device=label.device)
     log_score = model.score(features, label, total)
     if log_score.shape != (len(label), process.num_classes):
         raise ValueError(
@@ -263,10 +265,10 @@ def _label_step(
     s: Tensor,
     process: UniformProcess,
     solver: Solver,
-    query: Query,
+    score_time: ScoreTime,
 ) -> Tensor:
     """Distribution (B, K) of the label at s given the label (B,) at t."""
-    at = _query_time(t, s, solver, query)
+    at = _score_time(t, s, solver, score_time)
     log_score = _ask(model, features, label, at, process)
     if solver != "exact":
         return process.euler_label_step(label, log_score, t, t - s)
@@ -276,7 +278,7 @@ def _label_step(
 
 def _select(p: Tensor, select: Select, random: ImageRandom) -> Tensor:
     if select == "sample":
-        return pick(p, random.uniform().squeeze(-1))
+        return sample_categorical(p, random.uniform().squeeze(-1))
     if select == "argmax":
         return p.argmax(-1)
     # Hundreds of classes can share the least probability up to rounding: take the first of them, so that the

@@ -2,7 +2,7 @@
 
 from didicm.evaluation.calibration import Temperature, apply_temperature, fit_temperature
 from didicm.evaluation.conformal import Conformal, coverage, fit_aps, fit_lac, mean_size
-from didicm.evaluation.curves import (
+from didicm.evaluation.diagnostics import (
     ClassRow,
     EntropyHistogram,
     Reliability,

@@ -1,20 +1,20 @@
 """Networks that answer `encode` and `score`, and the plain classifiers they are compared with."""
 
-from didicm.models.backbone import BackbonePlain, BackboneScore
+from didicm.models.backbone import BackboneBaseline, BackboneScore
 from didicm.models.didirn import DiDiRN
-from didicm.models.registry import Cost, cost, create_model, list_models, plain_counterpart
+from didicm.models.registry import Cost, baseline_name, cost, create_model, list_models
 from didicm.models.resnet import ResNet
 from didicm.models.score import ScoreModel
 
 __all__ = [
-    "BackbonePlain",
+    "BackboneBaseline",
     "BackboneScore",
     "Cost",
     "DiDiRN",
     "ResNet",
     "ScoreModel",
+    "baseline_name",
     "cost",
     "create_model",
     "list_models",
-    "plain_counterpart",
 ]

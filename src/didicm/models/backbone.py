@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from didicm.diffusion import Features
 from didicm.models.embedding import WIDTH, Condition
-from didicm.models.score import Prediction, ScoreModel
+from didicm.models.score import Parameterization, ScoreModel
 
 HIDDEN = 128
 
@@ -59,7 +59,7 @@ class Backbone(nn.Module):
         self.backbone.set_grad_checkpointing(enable)
 
 
-class BackbonePlain(Backbone):
+class BackboneBaseline(Backbone):
     """The plain classifier: image (B, C, H, W) to logits (B, K)."""
 
     def __init__(
@@ -91,10 +91,10 @@ class BackboneScore(Backbone, ScoreModel):
         in_chans: int = 3,
         pretrained: bool = False,
         frozen: bool = False,
-        prediction: Prediction = "score",
+        parameterization: Parameterization = "score",
     ) -> None:
         super().__init__(backbone, num_classes, in_chans, pretrained, frozen)
-        self.predict(prediction, num_classes)
+        self.predict(parameterization, num_classes)
         self.condition = Condition(num_classes)
         self.project = nn.Linear(WIDTH, 2 * HIDDEN)
         self.reduce = nn.Sequential(nn.Linear(self.num_features, HIDDEN), nn.LayerNorm(HIDDEN))
@@ -116,7 +116,7 @@ class BackboneScore(Backbone, ScoreModel):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Start anew with another number of classes: the last layers and the label embedding."""
-        self.predict(self.prediction, num_classes)
+        self.predict(self.parameterization, num_classes)
         super().reset_classifier(num_classes, global_pool)
         self.condition.label = nn.Embedding(num_classes, WIDTH)
         self.correct = nn.Linear(HIDDEN, num_classes)

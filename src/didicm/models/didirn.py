@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from didicm.diffusion import Features
 from didicm.models.embedding import WIDTH, Condition
 from didicm.models.resnet import Architecture, StemKind, Trunk
-from didicm.models.score import Prediction, ScoreModel
+from didicm.models.score import Parameterization, ScoreModel
 
 Layout: TypeAlias = Literal["paper", "official"]
 
@@ -31,14 +31,14 @@ class DiDiRN(Trunk, ScoreModel):
         width: float = 1.0,
         global_pool: str = "avg",
         layout: Layout = "paper",
-        prediction: Prediction = "score",
+        parameterization: Parameterization = "score",
     ) -> None:
         if layout not in ("paper", "official"):
             raise ValueError(f"layout must be 'paper' or 'official', got {layout!r}")
         stem = stem or ("resnet" if layout == "paper" else "small")
         zero_init = layout == "paper"
         super().__init__(architecture, num_classes, in_chans, stem, width, global_pool, zero_init)
-        self.predict(prediction, num_classes)
+        self.predict(parameterization, num_classes)
         self.layout = layout
         self.condition = Condition(num_classes)
         # One matrix product gives every block its condition: far fewer calls than one a block.
@@ -67,7 +67,7 @@ class DiDiRN(Trunk, ScoreModel):
 
     def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
         """Start anew with another number of classes: the last layer and the label embedding."""
-        self.predict(self.prediction, num_classes)
+        self.predict(self.parameterization, num_classes)
         super().reset_classifier(num_classes, global_pool)
         self.condition.label = nn.Embedding(num_classes, WIDTH)
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from didicm.errors import UserError
-from didicm.models.backbone import BackbonePlain, BackboneScore
+from didicm.models.backbone import BackboneBaseline, BackboneScore
 from didicm.models.didirn import DiDiRN
 from didicm.models.resnet import ARCHITECTURES, ResNet
 from didicm.models.score import ScoreModel
@@ -19,9 +19,9 @@ from didicm.models.score import ScoreModel
 # name -> class and the arguments that the name stands for
 _NETWORKS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     **{f"didirn{size}": (DiDiRN, {"architecture": a}) for size, a in ARCHITECTURES.items()},
-    **{f"didirn{size}_plain": (ResNet, {"architecture": a}) for size, a in ARCHITECTURES.items()},
+    **{f"didirn{size}_baseline": (ResNet, {"architecture": a}) for size, a in ARCHITECTURES.items()},
     "backbone_score": (BackboneScore, {}),
-    "backbone_plain": (BackbonePlain, {}),
+    "backbone_baseline": (BackboneBaseline, {}),
 }
 
 # What timm's tools read; the first and last layer are where fine-tuning replaces something.
@@ -49,7 +49,7 @@ def _register(name: str) -> None:
 
     def create(pretrained: bool = False, **arguments: Any) -> nn.Module:
         own = {key: value for key, value in arguments.items() if key not in _TIMM_ONLY}
-        if network in (BackboneScore, BackbonePlain):
+        if network in (BackboneScore, BackboneBaseline):
             # Pretrained weights are the backbone's; timm's builder would look for some of the whole network.
             model = network(pretrained=pretrained, **own)
             model.pretrained_cfg = model.default_cfg = default_cfgs[name].default.to_dict()
@@ -71,9 +71,9 @@ def list_models() -> list[str]:
     return list(_NETWORKS)
 
 
-def plain_counterpart(name: str) -> str:
+def baseline_name(name: str) -> str:
     """Name of the plain classifier on the same trunk as a score network."""
-    return name.replace("_score", "_plain") if name.endswith("_score") else f"{name}_plain"
+    return name.replace("_score", "_baseline") if name.endswith("_score") else f"{name}_baseline"
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:

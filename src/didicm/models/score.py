@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from didicm.diffusion import Features
 from didicm.diffusion.process import log_marginal
 
-Prediction: TypeAlias = Literal["score", "posterior"]
+Parameterization: TypeAlias = Literal["score", "posterior"]
 
 
 class ScoreModel(nn.Module):
     """A network that predicts log q_t / q_t[label] for an image, a noisy label and the total noise.
 
-    A subclass writes `encode` and `outputs`. What the outputs mean is `prediction`:
+    A subclass writes `encode` and `outputs`. What the outputs mean is `parameterization`:
 
     - "score": the log-scores themselves (the paper).
     - "posterior": logits of the clean posterior, from which the log-scores follow. Every noise level then
@@ -22,16 +22,18 @@ class ScoreModel(nn.Module):
     """
 
     num_classes: int
-    prediction: Prediction
+    parameterization: Parameterization
 
-    def predict(self, prediction: Prediction, num_classes: int) -> None:
+    def predict(self, parameterization: Parameterization, num_classes: int) -> None:
         """Set what the outputs mean, and for how many classes."""
         if num_classes < 2:
             raise ValueError(f"a score model needs num_classes of at least 2, got {num_classes}")
-        if prediction not in get_args(Prediction):
-            raise ValueError(f"prediction must be one of {', '.join(get_args(Prediction))}, got {prediction!r}")
+        if parameterization not in get_args(Parameterization):
+            raise ValueError(
+                f"parameterization must be one of {', '.join(get_args(Parameterization))}, got {parameterization!r}"
+            )
         self.num_classes = num_classes
-        self.prediction = prediction
+        self.parameterization = parameterization
 
     def encode(self, image: Tensor) -> Features:
         """Compute once per image all that depends on the image (B, C, H, W) alone."""
@@ -46,7 +48,7 @@ class ScoreModel(nn.Module):
         outputs = self.outputs(features, label, total)
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         label = label.unsqueeze(-1)
-        if self.prediction == "score":
+        if self.parameterization == "score":
             return outputs.scatter(-1, label, 0.0)
         log_q = log_marginal(outputs.log_softmax(-1), total)
         return log_q - log_q.gather(-1, label)

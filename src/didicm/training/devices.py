@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from didicm.errors import UserError
-from didicm.training.config import RunConfig
+from didicm.settings import RunConfig
 
 
 def make_fabric(config: RunConfig) -> Fabric:

@@ -14,15 +14,16 @@ from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from didicm.checkpoint import save, write_files
+from didicm.checkpoint import save
 from didicm.classifier import Loss
 from didicm.data import Loader, Mixer, make_loader, transform_to_dict
 from didicm.data.randomness import keys
 from didicm.errors import UserError
-from didicm.training.config import TrainConfig, to_yaml
+from didicm.files import write_files
+from didicm.settings import TrainConfig, to_yaml
+from didicm.training.build import RunComponents, build, build_classifier, check_batches
 from didicm.training.devices import agree, gather, is_sharded, make_fabric, scatter, stoppable
-from didicm.training.setup import Parts, build, build_classifier, check_batches
-from didicm.training.state import Position, has_state, load_state, save_state
+from didicm.training.state import Progress, has_state, load_state, save_state
 from didicm.training.tracking import Tracker
 from didicm.training.validation import validate
 
@@ -40,7 +41,7 @@ def train(config: TrainConfig) -> Path:
 class Training:
     """One run: its parts, its position, and the steps that move it."""
 
-    def __init__(self, config: TrainConfig, parts: Parts, fabric: Fabric) -> None:
+    def __init__(self, config: TrainConfig, parts: RunComponents, fabric: Fabric) -> None:
         self.config, self.parts, self.fabric = config, parts, fabric
         self.folder = Path(config.out)
         share = check_batches(config, parts, fabric.world_size)
@@ -52,7 +53,7 @@ class Training:
         self.total_steps = config.epochs * self.steps_per_epoch
         self.mixer = Mixer(config.augment, len(parts.class_names), config.seed, fabric.global_rank)
 
-        self.position = Position()
+        self.position = Progress()
         self._skipped_in_a_row = 0
         self.sharded = is_sharded(config.run)
         self.ema = None

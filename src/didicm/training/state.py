@@ -13,14 +13,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from didicm.checkpoint import write_files
 from didicm.errors import UserError
+from didicm.files import write_files
 
 STATE = "state.safetensors"
 
 
 @dataclass
-class Position:
+class Progress:
     """How far a run has come."""
 
     step: int = 0
@@ -31,7 +31,7 @@ class Position:
 
 
 def save_state(
-    folder: Path, position: Position, weights: dict[str, dict[str, Tensor]], optimizer: dict[str, Any]
+    folder: Path, position: Progress, weights: dict[str, dict[str, Tensor]], optimizer: dict[str, Any]
 ) -> None:
     """Write all that the run needs to go on, in one file."""
     tensors = {f"{part}/{name}": x for part, state in weights.items() for name, x in state.items()}
@@ -41,14 +41,14 @@ def save_state(
     write_files(folder, {STATE: lambda path: save_file(_unshared(tensors), path, metadata)})
 
 
-def load_state(folder: Path) -> tuple[Position, dict[str, dict[str, Tensor]], dict[str, Any]]:
+def load_state(folder: Path) -> tuple[Progress, dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Read what `save_state` wrote."""
     path = folder / STATE
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        position = Position(**json.loads(metadata["position"]))
+        position = Progress(**json.loads(metadata["position"]))
         optimizer = _join(json.loads(metadata["optimizer"]), tensors)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}): delete the run and start it again") from error

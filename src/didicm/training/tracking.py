@@ -15,9 +15,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from didicm.checkpoint import write_files
 from didicm.errors import UserError
-from didicm.training.config import RunConfig
+from didicm.files import write_files
+from didicm.settings import RunConfig
 
 METRICS = "metrics.jsonl"
 

@@ -7,12 +7,14 @@ from torch import Tensor, nn
 from didicm.classifier import Classifier
 from didicm.data import make_loader
 from didicm.evaluation.metrics import evaluate_probs
-from didicm.training.config import TrainConfig
-from didicm.training.setup import Parts
+from didicm.settings import TrainConfig
+from didicm.training.build import RunComponents
 
 
 @torch.no_grad()
-def validate(classifier: Classifier, parts: Parts, config: TrainConfig, fabric: Fabric) -> dict[str, float]:
+def validate(
+    classifier: Classifier, parts: RunComponents, config: TrainConfig, fabric: Fabric
+) -> dict[str, float]:
     """Metrics of the validation images; each process takes its share."""
     loader = make_loader(
         parts.val,

@@ -1,0 +1,160 @@
+"""WebDataset shards: plain tar files, indexed once so that any image can be read by its offset."""
+
+import glob
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from didicm.data.folder import EXTENSIONS, TRAIN_NAMES, VAL_NAMES
+from didicm.data.hf import names_and_labels
+from didicm.data.images import DataError, ImageSet, Strings, open_image, readable
+
+
+class ShardSet(ImageSet):
+    """Images inside tar files. A sample is the members that share a name: `0001.jpg` and `0001.cls`."""
+
+    def __init__(self, paths: list[str], channels: int) -> None:
+        self._paths = paths
+        self.channels = channels
+        members: list[str] = []
+        places: list[tuple[int, int, int]] = []
+        values: list[str] = []
+        for shard, path in enumerate(paths):
+            for member, offset, size, value in _index(path):
+                members.append(member)
+                places.append((shard, offset, size))
+                values.append(value)
+        self._members = Strings(members)
+        self._places = np.array(places, dtype=np.int64).reshape(-1, 3)
+        self.class_names, self.labels = names_and_labels(values)
+        names = _read_names(Path(paths[0]).parent)
+        if names is not None:
+            self._rename(names)
+
+    def _rename(self, names: list[str]) -> None:
+        """Use the list of class names beside the shards: numbers index it, names are looked up in it."""
+        index = {name: k for k, name in enumerate(names)}
+        index |= {str(k): k for k in range(len(names)) if str(k) not in index}
+        unknown = [name for name in self.class_names if name not in index]
+        if unknown:
+            raise DataError(
+                f"{self._paths[0]} or a shard beside it has the class {unknown[0]!r}, "
+                f"which the {len(names)} class names listed there lack; complete the list"
+            )
+        self.labels = np.array([index[name] for name in self.class_names], dtype=np.int64)[self.labels]
+        self.class_names = names
+
+    def name(self, i: int) -> str:
+        return f"{self._paths[self._places[i, 0]]}:{readable(self._members[i])}"
+
+    def original(self, i: int) -> Image.Image:
+        shard, offset, size = (int(v) for v in self._places[i])
+        with open(self._paths[shard], "rb") as file:
+            file.seek(offset)
+            return open_image(file.read(size))
+
+
+def open_shards(pattern: str, channels: int) -> tuple[ImageSet, ImageSet | None]:
+    """Open shards by pattern; a folder may hold shards of a training and a validation split."""
+    uri = f"wds:{pattern}"
+    folder = Path(pattern).expanduser()
+    if not folder.is_dir():
+        paths = _expand(pattern)
+        if not paths:
+            raise DataError(f"{uri} matches no files; give a pattern such as wds:shards/train-{{000..009}}.tar")
+        return _open(paths, uri, channels), None
+    splits: dict[str, list[str]] = {"train": [], "val": []}
+    for path in sorted(folder.glob("*.tar")) + sorted(folder.glob("*/*.tar")):
+        words = {
+            part.replace("_", "-").split("-")[0].lower() for part in path.relative_to(folder).with_suffix("").parts
+        }
+        splits["val" if words & set(VAL_NAMES) and not words & set(TRAIN_NAMES) else "train"].append(str(path))
+    if not splits["train"]:
+        raise DataError(f"{uri} holds no training shards (*.tar); name the shards by a pattern")
+    val = _open(splits["val"], uri, channels) if splits["val"] else None
+    return _open(splits["train"], uri, channels), val
+
+
+def _open(paths: list[str], uri: str, channels: int) -> ShardSet:
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        raise DataError(f"the shard {missing[0]} of {uri} does not exist; check the range in the pattern")
+    images = ShardSet(paths, channels)
+    if not len(images):
+        raise DataError(
+            f"{uri} holds no samples; a sample is an image and a .cls or .json member of the same name"
+        )
+    return images
+
+
+def _index(path: str) -> Iterator[tuple[str, int, int, str]]:
+    """Member name, offset, size and label of each image in a shard."""
+    images: dict[str, tuple[str, int, int]] = {}
+    values: dict[str, str] = {}
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                folder, _, base = member.name.rpartition("/")
+                if not member.isfile() or base.startswith("."):
+                    continue
+                # WebDataset's rule: the key ends at the first dot of the base name.
+                key, _, extension = base.partition(".")
+                key, extension = f"{folder}/{key}", "." + extension.rpartition(".")[2].lower()
+                if extension in EXTENSIONS:
+                    images[key] = (member.name, member.offset_data, member.size)
+                elif extension == ".cls":
+                    values[key] = _content(tar, member).decode().strip()
+                elif extension == ".json" and key not in values:
+                    record = json.loads(_content(tar, member))
+                    label = next((record[k] for k in ("label", "cls") if k in record), None)
+                    if label is not None:
+                        values[key] = str(label)
+                tar.members.clear()  # tarfile remembers every member, which a large shard does not forgive
+    except (tarfile.TarError, OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as an uncompressed tar file ({error}); write it again") from error
+    bare = [member for key, (member, _, _) in images.items() if key not in values]
+    if bare:
+        raise DataError(f"{path} has no .cls and no .json label for {bare[0]}; add one")
+    for key, (member, offset, size) in images.items():
+        yield member, offset, size, values[key]
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    return file.read() if file is not None else b""
+
+
+def _expand(pattern: str) -> list[str]:
+    """Expand `{000..009}` and `{a,b}`, then globs."""
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if braces is None:
+        path = os.path.expanduser(pattern)
+        return sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
+    if numbers:
+        first, last = numbers[1], numbers[2]
+        options = [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    else:
+        options = braces[1].split(",")
+    return [p for o in options for p in _expand(pattern[: braces.start()] + o + pattern[braces.end() :])]
+
+
+def _read_names(folder: Path) -> list[str] | None:
+    """Class names from `classes.txt` or timm's `_info.json` beside the shards, or one folder up."""
+    for place in (folder, folder.parent):
+        for file in (place / "classes.txt", place / "classnames.txt"):
+            if file.is_file():
+                return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        info = place / "_info.json"
+        if info.is_file():
+            record = json.loads(info.read_text(encoding="utf-8"))
+            names = record.get("class_names") or record.get("classes")
+            if names:
+                return [str(name) for name in names]
+    return None

@@ -1,1 +1,0 @@
-"""Settings that ship, one YAML file each: `didicm train --recipe NAME`."""

@@ -1,0 +1,1 @@
+"""What stored results show: tables, verdict, figures, report."""

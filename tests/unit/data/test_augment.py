@@ -1,0 +1,155 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from didicm.data import (
+    NONE,
+    SMALL,
+    STRONG,
+    WEAK,
+    Augment,
+    DataError,
+    EvalTransform,
+    TrainTransform,
+    open_data,
+    transform_from_dict,
+    transform_to_dict,
+)
+from didicm.data.randomness import keys, preserved
+from didicm.data.transforms import stack
+from tests.unit.data.making import picture, write
+
+
+def test_recipes_are_the_papers():
+    assert (WEAK.scale, WEAK.hflip, WEAK.color_jitter) == ((0.08, 1.0), 0.5, 0.4)
+    assert (WEAK.auto_augment, WEAK.repeats, WEAK.mixup, WEAK.cutmix, WEAK.label_smoothing) == (None, 1, 0, 0, 0)
+    assert (STRONG.scale, STRONG.hflip, STRONG.color_jitter) == ((0.08, 1.0), 0.5, 0)
+    assert STRONG.auto_augment == "rand-m7-mstd0.5-inc1"
+    assert (STRONG.repeats, STRONG.mixup, STRONG.cutmix, STRONG.label_smoothing) == (3, 0.2, 1.0, 0.1)
+    assert EvalTransform().crop_pct == 0.875
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (50, 90)])
+def test_evaluation_agrees_with_timm(size):
+    from timm.data.transforms_factory import transforms_imagenet_eval
+
+    theirs = transforms_imagenet_eval(224, crop_pct=0.875, interpolation="bicubic")(picture(0, size))
+    assert torch.allclose(EvalTransform()(picture(0, size)), theirs, atol=1e-5)
+
+
+def test_evaluation_converts_any_mode():
+    assert EvalTransform(size=16, channels=1)(picture(mode="RGBA")).shape == (1, 16, 16)
+    assert EvalTransform(size=16)(picture(mode="L")).shape == (3, 16, 16)
+
+
+def test_restore_undoes_finish():
+    view = EvalTransform(size=24, crop_pct=1.0)
+    pixels = stack([view.prepare(picture(i)) for i in range(3)])
+    assert torch.equal(view.restore(view.finish(pixels)), pixels)
+
+
+@pytest.mark.parametrize("augment", [WEAK, STRONG, SMALL, NONE], ids=["weak", "strong", "small", "none"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_training_views_are_a_function_of_the_key(augment, channels):
+    transform = pickle.loads(pickle.dumps(TrainTransform(augment, EvalTransform(size=20, channels=channels))))
+    key = keys(0, np.arange(12))
+    image = picture(0, (60, 40))
+
+    def views():
+        with preserved():
+            return transform.finish(stack([transform.prepare(image, int(k)) for k in key]), key)
+
+    first = views()
+    torch.rand(3)
+    assert torch.equal(first, views())
+    assert first.shape == (12, channels, 20, 20)
+    assert first.dtype == torch.float32
+    different = len({row.numpy().tobytes() for row in first})
+    assert different == 1 if augment is NONE else different > 6
+
+
+def test_none_is_the_evaluation_view():
+    view = EvalTransform(size=20)
+    transform = TrainTransform(NONE, view)
+    prepared = stack([transform.prepare(picture(), 1)])
+    assert torch.equal(transform.finish(prepared, keys(np.arange(1)))[0], view(picture()))
+
+
+def test_small_shifts_by_at_most_pad_and_flips_half():
+    view = EvalTransform(size=8, channels=1, mean=(0.0,), std=(1 / 255,), crop_pct=1.0)
+    images = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 8, 8).expand(4000, 1, 8, 8)
+    out = TrainTransform(SMALL, view).finish(images, keys(np.arange(4000))).round().to(torch.uint8)[:, 0]
+    padded = torch.nn.functional.pad(images[0, 0], [2] * 4)
+    wanted = {}
+    for dy in range(5):
+        for dx in range(5):
+            crop = padded[dy : dy + 8, dx : dx + 8]
+            wanted[crop.numpy().tobytes()] = (dy, dx, False)
+            wanted[crop.flip(1).numpy().tobytes()] = (dy, dx, True)
+    found = [wanted[row.numpy().tobytes()] for row in out]
+    assert len(set(found)) == 50  # every shift, flipped or not
+    assert np.mean([flipped for _, _, flipped in found]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_shrinking_keeps_the_crop_large_and_the_picture_the_same(tmp_path):
+    transform = TrainTransform(WEAK, EvalTransform(size=28))
+    factors = [transform.shrink((500, 375), int(k)) for k in keys(np.arange(200))]
+    assert set(factors) == {1, 2, 4}  # the largest crop is 375 px: 375 / 4 is above 2 x 28, 375 / 8 is not
+    assert TrainTransform(WEAK, EvalTransform(size=224)).shrink((500, 375), 0) == 1
+    assert EvalTransform(size=28).shrink((5000, 3750)) == 1
+    write(tmp_path / "a" / "0.jpg", size=(500, 375), quality=90)
+    write(tmp_path / "b" / "0.jpg", size=(500, 375))
+    images = open_data(str(tmp_path)).train
+    small = images.load(0, lambda size: 4)
+    assert small.size == (125, 94)
+    view = EvalTransform(size=28, crop_pct=1.0)
+    difference = view.restore(view(small)[None]).int() - view.restore(view(images.load(0))[None]).int()
+    assert difference.abs().float().mean() < 1.5  # of 255
+
+
+def test_transform_survives_json():
+    transform = EvalTransform(size=56, channels=1, mean=(0.2,), std=(0.3,), crop_pct=0.9, interpolation="bilinear")
+    description = json.loads(json.dumps(transform_to_dict(transform)))
+    assert set(description) == {"size", "channels", "mean", "std", "crop_pct", "interpolation"}
+    assert transform_from_dict(description) == transform
+    with pytest.raises(DataError, match="'sise'"):
+        transform_from_dict({**description, "sise": 3})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"size": 0},
+        {"channels": 2},
+        {"mean": (0.5,)},
+        {"std": (0.0, 1.0, 1.0)},
+        {"crop_pct": 0.0},
+        {"crop_pct": 1.5},
+        {"interpolation": "best"},
+    ],
+)
+def test_impossible_transforms(bad):
+    with pytest.raises(DataError, match=next(iter(bad))):
+        EvalTransform(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"scale": (0.5, 0.1)},
+        {"scale": (0.5, 1.0), "pad": 2},
+        {"ratio": (0.0, 1.0)},
+        {"hflip": 1.5},
+        {"label_smoothing": -0.1},
+        {"repeats": 0},
+        {"mixup": -1.0},
+        {"auto_augment": "magic"},
+        {"train_interpolation": "best"},
+    ],
+)
+def test_impossible_recipes(bad):
+    with pytest.raises(DataError, match=next(iter(bad))):
+        Augment(**bad)

@@ -1,0 +1,242 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from didicm.data import (
+    NONE,
+    SMALL,
+    STRONG,
+    WEAK,
+    ArraySet,
+    Corruptions,
+    DataError,
+    EvalTransform,
+    TrainTransform,
+    make_loader,
+    open_data,
+)
+from didicm.data.order import epoch_order, occurrences
+from tests.unit.data.making import make_folder
+
+VIEW = EvalTransform(size=16)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return open_data(str(make_folder(tmp_path_factory.mktemp("data"), ["a", "b", "c"], count=8))).train
+
+
+def load(images, augment=WEAK, batch_size=4, *, train=True, seed=0, view=VIEW, **options):
+    transform = TrainTransform(augment, view) if train else view
+    loader = make_loader(images, transform, batch_size, train=train, seed=seed, **options)
+    return [(image, label, loader.index) for image, label in loader]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(
+        torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+    )
+
+
+def test_batches_have_the_promised_form(images):
+    batches = load(images, batch_size=5)
+    assert len(batches) == 4  # 24 images; the last four do not fill a batch
+    for image, label, index in batches:
+        assert (image.shape, image.dtype, label.dtype) == ((5, 3, 16, 16), torch.float32, torch.int64)
+        assert label.tolist() == images.labels[index].tolist()
+    assert len({i for _, _, index in batches for i in index.tolist()}) == 20
+
+
+@pytest.mark.parametrize("augment", [WEAK, STRONG, SMALL], ids=["weak", "strong", "small"])
+def test_workers_and_memory_change_nothing(images, augment):
+    expected = load(images, augment, in_memory=False)
+    assert same(expected, load(images, augment, in_memory=False, workers=2))
+    assert same(expected, load(images, augment, in_memory=True))
+
+
+def test_resume_in_the_middle_continues_bit_by_bit(images):
+    whole = load(images, epoch=3, in_memory=False)
+    assert same(whole[4:], load(images, epoch=3, start_batch=4, in_memory=False, workers=1))
+    loader = make_loader(images, TrainTransform(WEAK, VIEW), 4, train=True, seed=0, in_memory=False, workers=2)
+    iterator = iter(loader)
+    next(iterator)  # workers have begun on what follows; that must be forgotten
+    loader.set_epoch(3, 2)
+    assert len(loader) == 4
+    assert same([b[:2] for b in whole[2:]], list(loader))
+    assert list(make_loader(images, VIEW, 4, train=True, seed=0, start_batch=6)) == []
+
+
+def test_seed_and_epoch_matter(images):
+    first = load(images)
+    assert not same(first, load(images, seed=1))
+    assert not same(first, load(images, epoch=1))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_global_generators_are_left_alone(images, workers):
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    def seed():
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+
+    seed()
+    expected = draw()
+    seed()
+    load(images, STRONG, workers=workers, in_memory=False)
+    assert draw() == expected
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("train", [True, False])
+def test_two_ranks_see_what_one_would(images, repeats, train):
+    options = {"repeats": repeats, "train": train}
+    one = load(images, batch_size=10, **options)
+    two = [load(images, batch_size=5, rank=r, world_size=2, **options) for r in (0, 1)]
+    for b, (image, label, _) in enumerate(one):
+        for rank in (0, 1):
+            assert torch.equal(image[rank::2], two[rank][b][0])
+            assert torch.equal(label[rank::2], two[rank][b][1])
+
+
+def test_a_rank_without_images_in_the_last_batch_ends_earlier(images):
+    chosen = images.select(np.arange(9))
+    assert [len(load(chosen, batch_size=4, train=False, rank=r, world_size=2)) for r in (0, 1)] == [2, 1]
+
+
+def test_repeats_are_different_views_dealt_to_different_ranks(images):
+    ranks = [load(images, batch_size=4, repeats=3, rank=r, world_size=3) for r in range(3)]
+    assert len(ranks[0]) == 2  # the epoch is as long as without repeats
+    for batches in zip(*ranks, strict=True):
+        assert torch.equal(batches[0][2], batches[1][2])
+        assert torch.equal(batches[0][2], batches[2][2])
+        assert not torch.equal(batches[0][0], batches[1][0])
+
+
+def test_balanced_draws_classes_evenly():
+    labels = np.repeat([0, 1, 2], [90, 9, 3])
+    order = epoch_order(labels, 0, 0, balanced=True)
+    assert np.bincount(labels[order]).tolist() == [34, 34, 34]
+    shown = np.bincount(order, minlength=102)
+    assert shown[:90].max() == 1
+    assert set(shown[90:99]) <= {3, 4}
+    assert set(shown[99:]) <= {11, 12}
+    assert occurrences(np.array([5, 2, 5, 5, 2])).tolist() == [0, 0, 1, 2, 1]
+
+
+def test_evaluation_shows_every_image_once_in_order(images):
+    for epoch in (0, 5):
+        batches = load(images, batch_size=7, train=False, epoch=epoch)
+        assert torch.cat([index for _, _, index in batches]).tolist() == list(range(24))
+        assert len(batches[-1][1]) == 3
+    assert torch.equal(batches[0][0][2], VIEW(images.load(2)))
+
+
+def test_corruption_is_fixed_at_evaluation_and_fresh_in_training(images):
+    noise = Corruptions.parse("noise:5")
+
+    def noisy(**options):
+        return torch.cat([b[0] for b in load(images, NONE, corruption=noise, **options)])
+
+    fixed = noisy(train=False, batch_size=5)
+    assert torch.equal(fixed, noisy(train=False, batch_size=24, epoch=2, workers=1, in_memory=False))
+    assert not torch.equal(fixed, noisy(train=False, seed=1))
+    assert not torch.equal(fixed, torch.cat([b[0] for b in load(images, train=False)]))
+    one_image = images.select(np.array([0]))
+    drawn = [load(one_image, NONE, corruption=noise, batch_size=2, epoch=e)[0][0] for e in (0, 1)]
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0][0], drawn[0][1])
+
+
+def test_fewer_images_than_a_batch(images):
+    ((image, _, index),) = load(images.select(np.arange(3)), batch_size=8)
+    assert len(image) == 8
+    assert sorted(np.bincount(index).tolist()) == [2, 3, 3]
+    assert len({row.numpy().tobytes() for row in image}) == 8  # again, but augmented anew
+
+
+def test_fast_path_is_taken_for_small_images_and_gives_the_same():
+    data = open_data("fashion-mini", channels=1).train.select(np.arange(0, 2000, 10))
+    view = EvalTransform(size=28, channels=1, crop_pct=1.0)
+    loader = make_loader(data, TrainTransform(SMALL, view), 32, train=True, seed=0)
+    assert loader.fast
+    assert make_loader(data, view, 32, train=False, seed=0).fast
+    assert not make_loader(data, TrainTransform(WEAK, view), 32, train=True, seed=0).fast
+    assert same(load(data, SMALL, 32, view=view), load(data, SMALL, 32, view=view, in_memory=False))
+
+
+class TestUnreadable:
+    @pytest.fixture
+    def damaged(self, tmp_path):
+        make_folder(tmp_path, count=10)
+        for i in (2, 5):
+            (tmp_path / "cat" / f"{i}.png").write_bytes(b"")
+        return open_data(str(tmp_path)).train
+
+    @pytest.mark.parametrize(("workers", "in_memory"), [(0, False), (2, False), (0, True)])
+    def test_replaced_by_another_of_the_class_and_named(self, damaged, workers, in_memory):
+        options = {"train": True, "seed": 0, "workers": workers, "in_memory": in_memory}
+        loader = make_loader(damaged, TrainTransform(WEAK, VIEW), 4, **options)
+        batches = [(*b, loader.index) for b in loader]
+        assert same(batches, load(damaged, in_memory=False))
+        assert np.bincount(torch.cat([b[1] for b in batches])).tolist() == [10, 10]
+        assert not {2, 5} & set(torch.cat([b[2] for b in batches]).tolist())
+        assert sorted(skip.index for skip in loader.skipped) == [2, 5]
+        assert all(damaged.name(skip.index) in skip.reason for skip in loader.skipped)
+        list(loader)
+        assert len(loader.skipped) == 2  # counted once
+
+    def test_left_out_at_evaluation(self, damaged):
+        loader = make_loader(damaged, VIEW, 4, train=False, seed=0)
+        shown = [(label, loader.index) for _, label in loader]
+        assert sum(len(label) for label, _ in shown) == 18
+        assert torch.cat([index for _, index in shown]).tolist() == [i for i in range(20) if i not in (2, 5)]
+        assert len(loader.skipped) == 2
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_too_many_end_the_run_with_a_sentence(self, tmp_path, workers):
+        make_folder(tmp_path, count=30)
+        for i in range(11):
+            (tmp_path / "dog" / f"{i}.png").write_bytes(b"junk")
+        loader = make_loader(
+            open_data(str(tmp_path)).train, TrainTransform(WEAK, VIEW), 4, train=True, seed=0, workers=workers
+        )
+        with pytest.raises(DataError, match=r"11 of 60 images cannot be read.*dog.*didicm doctor") as caught:
+            list(loader)
+        assert "\n" not in str(caught.value)
+
+    def test_a_class_without_any_readable_image(self, tmp_path):
+        make_folder(tmp_path, count=3)
+        for i in range(3):
+            (tmp_path / "dog" / f"{i}.png").write_bytes(b"junk")
+        with pytest.raises(DataError, match="no other image of the same class"):
+            load(open_data(str(tmp_path)).train)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 0}, "batch size"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"repeats": 0}, "repeats"),
+        ({"start_batch": 7}, "start_batch"),
+    ],
+)
+def test_refusals(images, options, words):
+    with pytest.raises(DataError, match=words):
+        load(images, **options)
+
+
+def test_no_images():
+    empty = ArraySet(np.zeros((0, 4, 4), dtype=np.uint8), np.zeros(0), ["a", "b"])
+    with pytest.raises(DataError, match="no images"):
+        load(empty)
+
+
+def test_other_devices_finish_there(images):
+    # The meta device computes shapes only; that the transform runs on it shows that nothing is tied to the CPU.
+    ((image, label, _), *_) = load(images, SMALL, view=EvalTransform(size=24), device="meta")
+    assert (image.device.type, image.dtype, image.shape) == ("meta", torch.float32, (4, 3, 24, 24))
+    assert label.device.type == "meta"

@@ -1,0 +1,141 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from didicm.errors import UserError
+from didicm.evaluation import (
+    apply_temperature,
+    bootstrap,
+    evaluate_probs,
+    paired_difference,
+    seed_interval,
+)
+from didicm.evaluation.intervals import _counts
+from didicm.evaluation.metrics import Summary
+from tests.unit.evaluation.making import posteriors, simulate
+
+
+@settings(max_examples=50)
+@given(posteriors(), st.integers(0, 2**31))
+def test_counting_images_equals_repeating_them(case, seed):
+    probs, labels = case
+    weights = next(_counts(len(probs), 3, seed))
+    counted = Summary.of(probs, labels).metrics(weights)
+    for row, weight in enumerate(weights.long()):
+        repeated = evaluate_probs(probs.repeat_interleave(weight, 0), labels.repeat_interleave(weight))
+        assert {name: value[row].item() for name, value in counted.items()} == pytest.approx(repeated, abs=1e-9)
+
+
+def test_every_resample_draws_as_many_images_as_there_are(monkeypatch):
+    monkeypatch.setattr("didicm.evaluation.intervals.CHUNK", 70)
+    parts = list(_counts(20, 10, seed=1))
+    assert [len(part) for part in parts] == [3, 3, 3, 1]
+    assert all((part.sum(1) == 20).all() for part in parts)
+
+
+def test_intervals_depend_on_the_seed_and_on_nothing_else():
+    probs, labels = simulate(200, 5, seed=0)
+    assert bootstrap(probs, labels, resamples=50) == bootstrap(probs, labels, resamples=50)
+    assert bootstrap(probs, labels, resamples=50) != bootstrap(probs, labels, resamples=50, seed=1)
+
+
+def test_intervals_hold_the_value_and_grow_with_the_level():
+    probs, labels = simulate(400, 5, seed=2)
+    value = evaluate_probs(probs, labels)
+    wide, narrow = bootstrap(probs, labels, level=0.99), bootstrap(probs, labels, level=0.5)
+    for name, (low, high) in wide.items():
+        assert 0 <= low <= value[name] <= high
+        assert low <= narrow[name][0] <= narrow[name][1] <= high
+
+
+def test_no_interval_goes_below_zero():
+    probs = torch.tensor([[0.5, 0.5]] * 10).double()  # right half of the time: a perfect ECE, and worse ones drawn
+    low, high = bootstrap(probs, torch.tensor([0, 1] * 5))["cal/ECE"]
+    assert low == 0 < high
+
+
+def test_interval_of_the_accuracy_is_binomial():
+    probs, labels = simulate(1000, 5, seed=3)
+    low, high = bootstrap(probs, labels, resamples=3000)["cls/Acc"]
+    accuracy = evaluate_probs(probs, labels)["cls/Acc"]
+    half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / 1000)
+    assert low == pytest.approx(accuracy - half, abs=0.1 * half)
+    assert high == pytest.approx(accuracy + half, abs=0.1 * half)
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    """For calibration errors the truth is what as many images measure on average (see `bootstrap`)."""
+    repeats, setting = 200, {"classes": 20, "temperature": 0.8, "signal": 5.0}
+    cases = [simulate(400, seed=seed, **setting) for seed in range(repeats)]
+    truth = evaluate_probs(*simulate(200_000, seed=10**6, **setting))
+    measured = [evaluate_probs(*case) for case in cases]
+    truth |= {name: sum(m[name] for m in measured) / repeats for name in truth if name.startswith("cal/")}
+    shares = dict.fromkeys(truth, 0.0)
+    for seed, (probs, labels) in enumerate(cases):
+        for name, (low, high) in bootstrap(probs, labels, resamples=200, level=0.9, seed=seed).items():
+            shares[name] += (low <= truth[name] <= high) / repeats
+    assert shares.pop("sc/Cov@1Risk") > 0.5  # hangs on the first few errors: too narrow for 400 images
+    assert all(0.83 <= share <= 0.97 for share in shares.values()), shares
+
+
+def test_paired_difference_of_a_posterior_with_itself_is_nothing():
+    probs, labels = simulate(100, 4, seed=0)
+    assert set(paired_difference(probs, probs, labels, resamples=20).values()) == {(0.0, 0.0, 0.0)}
+
+
+def test_paired_difference_is_that_of_the_metrics_and_turns_with_its_sides():
+    probs, labels = simulate(300, 4, seed=0, temperature=0.5)
+    other = apply_temperature(probs, 2.0)
+    there, back = (paired_difference(*pair, labels, resamples=100) for pair in ((probs, other), (other, probs)))
+    one, two = evaluate_probs(probs, labels), evaluate_probs(other, labels)
+    for name, (difference, low, high) in there.items():
+        assert difference == pytest.approx(one[name] - two[name])
+        assert (-difference, -high, -low) == pytest.approx(back[name])
+    assert there["cls/NLL"][1] > 0  # too sure is worse
+    assert there["cls/Acc"] == (0.0, 0.0, 0.0)  # a temperature changes no answer
+
+
+def test_paired_interval_is_narrower_than_two_apart():
+    probs, labels = simulate(500, 4, seed=1)
+    other = apply_temperature(probs, 1.1)
+    _, low, high = paired_difference(probs, other, labels)["cls/Brier"]
+    alone = bootstrap(probs, labels)["cls/Brier"]
+    assert high - low < 0.2 * (alone[1] - alone[0])
+
+
+def test_paired_difference_covers_no_difference_as_often_as_it_says():
+    """Two posteriors that see the image through equally strong noise of their own are equally good."""
+    hits, repeats = 0, 200
+    for seed in range(repeats):
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.randint(4, (200,), generator=generator)
+        logits = 2 * torch.nn.functional.one_hot(labels, 4) + torch.randn(2, 200, 4, generator=generator)
+        _, low, high = paired_difference(*logits.softmax(-1), labels, resamples=200, level=0.9)["cls/NLL"]
+        hits += low <= 0 <= high
+    assert 0.83 <= hits / repeats <= 0.96
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=40), st.floats(0.05, 0.999))
+def test_seed_interval_is_students(values, level):
+    mean, low, high = seed_interval(values, level)
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
+    assert mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert (low, high) == pytest.approx((mean - half, mean + half), rel=1e-6, abs=1e-9)
+
+
+def test_bad_requests_are_one_sentence():
+    probs, labels = simulate(10, 3, seed=0)
+    for call, message in (
+        (lambda: seed_interval([1.0]), "at least 2 seeds"),
+        (lambda: seed_interval([1.0, math.nan]), "finite"),
+        (lambda: bootstrap(probs, labels, level=1.0), "level"),
+        (lambda: bootstrap(probs, labels, resamples=0), "resamples"),
+        (lambda: paired_difference(probs, probs[:5], labels), "same images"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()

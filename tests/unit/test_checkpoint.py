@@ -1,0 +1,259 @@
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from didicm import (
+    DiffusionClassifier,
+    Sampler,
+    StandardClassifier,
+    UniformProcess,
+    UserError,
+    create_model,
+    load,
+    push,
+    save,
+)
+from didicm.diffusion import Exponential, Geometric
+from didicm.models import ScoreModel, list_models
+
+SMALL = {"num_classes": 4, "width": 0.125}
+NAMES = ["T-shirt", "große Hose", "猫", "dress"]
+TRANSFORM = {
+    "size": 28,
+    "channels": 1,
+    "mean": [0.5],
+    "std": [0.25],
+    "crop_pct": 0.875,
+    "interpolation": "bicubic",
+}
+
+
+def classifiers():
+    score = create_model("didirn8", **SMALL, stem="tiny", in_chans=1, parameterization="posterior")
+    plain = create_model("didirn10_baseline", **SMALL)
+    return {
+        "default": DiffusionClassifier(create_model("didirn8", **SMALL)),
+        "everything set": DiffusionClassifier(
+            score,
+            UniformProcess(4, Exponential(-2.0, 0.01, 4)),
+            Sampler("cl", steps=3, chains=5, solver="euler", average="one-hot", seed=3),
+            draws_per_image=4,
+            label_proposal=0.5,
+        ),
+        "standard": StandardClassifier(plain, "binary-cross-entropy"),
+        "marginal": StandardClassifier(plain, "marginal", UniformProcess(4, Geometric(1e-4, 30.0)), 2),
+    }
+
+
+@pytest.mark.parametrize("kind", classifiers())
+def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
+    classifier = classifiers()[kind].eval()
+    save(classifier, tmp_path / "model", class_names=NAMES, transform=TRANSFORM)
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    loaded = load(tmp_path / "model")
+    assert loaded.class_names == NAMES
+    assert loaded.transform == TRANSFORM
+    again = loaded.classifier
+    assert not again.training
+    for key in ("process", "sampler", "objective", "draws_per_image", "label_proposal"):
+        assert getattr(again, key, None) == getattr(classifier, key, None)
+    image = torch.randn(3, classifier.model.in_chans, 16, 16)
+    assert torch.equal(again(image), classifier(image))
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_model_survives_a_checkpoint(name, tmp_path):
+    arguments = {
+        "num_classes": 4,
+        **({"width": 0.125} if name.startswith("didirn") else {"backbone": "resnet10t"}),
+    }
+    model = create_model(name, **arguments)
+    wrap = DiffusionClassifier if isinstance(model, ScoreModel) else StandardClassifier
+    classifier, image = wrap(model).eval(), torch.randn(2, 3, 32, 32)
+    save(classifier, tmp_path)
+    assert torch.equal(load(tmp_path).classifier(image), classifier(image))
+
+
+def test_a_model_with_a_new_head_is_saved_as_it_is_now(tmp_path):
+    model = create_model("didirn8", **SMALL)
+    model.reset_classifier(6)
+    save(DiffusionClassifier(model), tmp_path)
+    assert load(tmp_path).classifier.num_classes == 6
+
+
+def test_the_config_is_readable(tmp_path):
+    save(classifiers()["default"], tmp_path, class_names=NAMES)
+    text = (tmp_path / "config.json").read_text(encoding="utf-8")
+    assert "große Hose" in text
+    config = json.loads(text)
+    assert config["model"]["name"] == "didirn8"
+    assert config["schedule"] == {"name": "log-linear", "eps": 0.001}
+    assert config["sampler"]["steps"] == 8
+    assert set(config["versions"]) == {"didicm", "torch", "timm"}
+
+
+def test_a_sampler_changed_by_hand_is_used(tmp_path):
+    save(classifiers()["default"], tmp_path)
+    edit(tmp_path, lambda config: config["sampler"].update(steps=3))
+    assert load(tmp_path).classifier.sampler.steps == 3
+
+
+def edit(directory, change):
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def truncate(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def pickle_instead(directory):
+    (directory / "model.safetensors").write_bytes(pickle.dumps({"fc.weight": torch.zeros(3)}))
+
+
+def rewrite(change):
+    def spoil(directory):
+        weights = load_file(directory / "model.safetensors")
+        change(weights)
+        save_file(weights, directory / "model.safetensors")
+
+    return spoil
+
+
+def other_weights(directory):
+    rewrite(lambda weights: weights["fc.bias"].add_(1))(directory)
+
+
+HOSTILE = {
+    "truncated weights": (truncate, "model.safetensors is damaged"),
+    "a pickle": (pickle_instead, "model.safetensors is damaged or no safetensors file"),
+    "empty weights": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
+    "wrong shape": (rewrite(lambda w: w.update({"fc.bias": torch.zeros(9)})), r"fc.bias of shape \(9,\)"),
+    "lacking weight": (rewrite(lambda w: w.pop("fc.bias")), "lacks fc.bias"),
+    "extra weight": (rewrite(lambda w: w.update({"spy": torch.zeros(2)})), "holds spy"),
+    "weights of another save": (other_weights, "does not belong to the config.json"),
+    "no config": (lambda d: (d / "config.json").unlink(), "holds no config.json"),
+    "no json": (lambda d: (d / "config.json").write_text("{"), "config.json is damaged"),
+    "binary config": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json is damaged"),
+    "not a dict": (lambda d: (d / "config.json").write_text("[]"), "another format"),
+    "newer format": (lambda d: edit(d, lambda c: c.update(format=99)), "another format"),
+    "unknown key": (lambda d: edit(d, lambda c: c.update(hook="os.system")), "unknown key 'hook'"),
+    "absolute path": (lambda d: edit(d, lambda c: c.update(weights="/etc/passwd")), "unknown key 'weights'"),
+    "missing key": (lambda d: edit(d, lambda c: c.pop("model")), "'model' is missing"),
+    "missing digest": (lambda d: edit(d, lambda c: c.pop("weights_sha256")), "lacks 'weights_sha256'"),
+    "unknown kind": (lambda d: edit(d, lambda c: c.update(kind="gan")), "kind must be"),
+    "unknown model": (lambda d: edit(d, lambda c: c["model"].update(name="resnet18")), "unknown model 'resnet18'"),
+    "model from elsewhere": (
+        lambda d: edit(
+            d, lambda c: c["model"].update(name="backbone_score", arguments={"backbone": "hf-hub:a/b"})
+        ),
+        "unknown backbone",
+    ),
+    "unknown argument": (lambda d: edit(d, lambda c: c["model"]["arguments"].update(x=1)), "no argument 'x'"),
+    "unknown sampler key": (lambda d: edit(d, lambda c: c["sampler"].update(eta=1)), "eta"),
+    "sampler of wrong type": (
+        lambda d: edit(d, lambda c: c["sampler"].update(steps="8")),
+        "sampler.steps cannot be",
+    ),
+    "unknown schedule": (lambda d: edit(d, lambda c: c.update(schedule={"name": "x"})), "unknown schedule"),
+    "too few names": (lambda d: edit(d, lambda c: c.update(class_names=["a"])), "1 class names for 4 classes"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_and_damaged_directories_get_one_sentence(kind, tmp_path):
+    spoil, says = HOSTILE[kind]
+    save(classifiers()["default"], tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(UserError, match=says) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_directory_and_a_file_are_named(tmp_path):
+    with pytest.raises(UserError, match="not a model directory"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="not a model directory"):
+        load(tmp_path / "file")
+
+
+def test_a_failed_save_leaves_the_old_model(tmp_path, monkeypatch):
+    classifier, image = classifiers()["default"].eval(), torch.randn(1, 3, 16, 16)
+    save(classifier, tmp_path)
+    expected = load(tmp_path).classifier(image)
+
+    def full_disk(weights, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("didicm.checkpoint.save_file", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        save(classifiers()["standard"], tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert torch.equal(load(tmp_path).classifier(image), expected)
+
+
+def test_wrong_number_of_class_names_is_refused(tmp_path):
+    with pytest.raises(UserError, match="2 class names for 4 classes"):
+        save(classifiers()["default"], tmp_path / "x", class_names=["a", "b"])
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path):
+    """A folder laid out as the hub's cache stands in for the hub; the client is the real one, offline."""
+    cache = tmp_path / "cache" / "models--owner--name"
+    save(classifiers()["default"], cache / "snapshots" / ("0" * 40), class_names=NAMES)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    code = (
+        "import didicm, sys\n"
+        "print(didicm.load(sys.argv[1]).class_names[3])\n"
+        "try: didicm.load('hf://owner/other')\n"
+        "except didicm.UserError as error: print(error)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, "hf://owner/name@main"],
+        env={"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    first, second = result.stdout.strip().splitlines()
+    assert first == "dress"
+    assert second.startswith("hf://owner/other cannot be fetched")
+
+
+def test_push_checks_the_model_and_sends_two_files(tmp_path, monkeypatch):
+    """The one place with a stand-in: there is no hub to send to."""
+    sent = {}
+
+    class Hub:
+        def create_repo(self, repo, **kwargs):
+            sent["repo"] = repo
+
+        def upload_folder(self, **kwargs):
+            sent.update(kwargs)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    save(classifiers()["default"], tmp_path / "model")
+    assert push(tmp_path / "model", "hf://owner/name") == "hf://owner/name"
+    assert sent["repo"] == sent["repo_id"] == "owner/name"
+    assert sorted(sent["allow_patterns"]) == ["config.json", "model.safetensors"]
+    sent.clear()
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(UserError, match="not a model directory"):
+        push(tmp_path / "model", "hf://owner/name")
+    assert sent == {}
+    with pytest.raises(UserError, match="write hf://owner/name"):
+        load("hf://nobody")

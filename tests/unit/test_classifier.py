@@ -1,0 +1,241 @@
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from didicm import DiffusionClassifier, Sampler, StandardClassifier, UniformProcess, create_model
+from didicm.classifier import Loss
+from didicm.diffusion import Geometric
+
+SMALL = {"num_classes": 5, "width": 0.125, "stem": "tiny"}
+
+
+def diffusion(**settings):
+    torch.manual_seed(0)
+    model = create_model("didirn8", **SMALL, parameterization=settings.pop("parameterization", "score"))
+    return DiffusionClassifier(model, **settings)
+
+
+def backbone(**settings):
+    torch.manual_seed(0)
+    return DiffusionClassifier(create_model("backbone_score", backbone="resnet10t", num_classes=5), **settings)
+
+
+def standard(objective="cross-entropy"):
+    torch.manual_seed(0)
+    return StandardClassifier(create_model("didirn8_baseline", **SMALL), objective)
+
+
+ALL = {
+    "score": diffusion,
+    "posterior": lambda: diffusion(parameterization="posterior"),
+    "draws": lambda: diffusion(draws_per_image=3, label_proposal=0.5),
+    "backbone": lambda: backbone(draws_per_image=4),
+    "cross-entropy": standard,
+    "binary-cross-entropy": lambda: standard("binary-cross-entropy"),
+    "marginal": lambda: standard("marginal"),
+}
+every = pytest.mark.parametrize("kind", ALL)
+
+
+def batch(size=4):
+    torch.manual_seed(1)
+    return torch.randn(size, 3, 16, 16), F.one_hot(torch.arange(size) % 5, 5).float()
+
+
+@every
+def test_all_classifiers_share_one_interface(kind):
+    classifier = ALL[kind]()
+    image, target = batch()
+    loss = classifier.loss(image, target)
+    assert loss.shape == ()
+    assert loss.item() >= 0
+    loss.backward()
+    assert classifier.model.fc.weight.grad.abs().sum() > 0
+    classifier.eval()
+    probs = classifier(image)
+    assert probs.shape == (4, 5)
+    assert torch.allclose(probs.sum(-1), torch.ones(4))
+    assert not probs.requires_grad
+    assert torch.equal(classifier.posterior(image).probs, probs)
+
+
+@every
+@pytest.mark.parametrize("method", ["cp", "cl", "readout"])
+def test_an_image_gets_the_same_posterior_alone_and_in_a_batch(kind, method):
+    classifier = ALL[kind]().eval()
+    if isinstance(classifier, DiffusionClassifier):
+        classifier.sampler = Sampler(method, steps=3, select="sample")
+    image, _ = batch(6)
+    together = classifier(image)
+    alone = torch.cat([classifier(x[None]) for x in image])
+    assert torch.allclose(together, alone, atol=1e-4)
+
+
+@every
+def test_training_lowers_the_loss(kind):
+    classifier = ALL[kind]().train()
+    image, target = batch(8)
+    optimizer = torch.optim.AdamW(classifier.parameters(), lr=3e-3)
+
+    def held():
+        torch.manual_seed(7)
+        with torch.no_grad():
+            return sum(classifier.loss(image, target).item() for _ in range(20))
+
+    before = held()
+    for _ in range(150):
+        optimizer.zero_grad()
+        classifier.loss(image, target).backward()
+        torch.nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
+        optimizer.step()
+    assert held() < 0.7 * before
+
+
+@every
+def test_the_loss_works_under_autocast(kind):
+    classifier, (image, target) = ALL[kind](), batch()
+    torch.manual_seed(3)
+    exact = classifier.loss(image, target)
+    torch.manual_seed(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = classifier.loss(image, target)
+    assert loss.dtype == torch.float32
+    assert torch.allclose(loss, exact, rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["score", "posterior", "marginal"])
+def test_the_loss_can_be_compiled(kind):
+    classifier, (image, target) = ALL[kind](), batch()
+    compiled = torch.compile(Loss(classifier), backend="aot_eager")
+    torch.manual_seed(3)
+    expected = classifier.loss(image, target)
+    torch.manual_seed(3)
+    loss = compiled(image, target)
+    loss.backward()
+    assert torch.allclose(loss, expected, rtol=1e-4)
+
+
+def _train_in_two_processes(rank, address, gradients):
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    classifier = ALL["backbone"]().eval()  # batch statistics fixed: each half sees only its own images
+    image, target = batch(8)
+    wrapped = DistributedDataParallel(Loss(classifier))
+    torch.manual_seed(rank)
+    loss = wrapped(image[4 * rank :][:4], target[4 * rank :][:4])
+    loss.backward()
+    gradients[rank] = classifier.model.fc.weight.grad.clone()
+    dist.destroy_process_group()
+
+
+def test_the_loss_works_in_ddp(tmp_path):
+    with mp.Manager() as manager:
+        gradients = manager.dict()
+        mp.spawn(_train_in_two_processes, (f"file://{tmp_path}/rendezvous", gradients), nprocs=2)
+        results = dict(gradients)
+    expected = []
+    for rank in range(2):
+        classifier = ALL["backbone"]().eval()
+        image, target = batch(8)
+        torch.manual_seed(rank)
+        classifier.loss(image[4 * rank :][:4], target[4 * rank :][:4]).backward()
+        expected.append(classifier.model.fc.weight.grad)
+    for gradient in results.values():
+        assert torch.allclose(gradient, sum(expected) / 2, atol=1e-6)
+
+
+def test_mixed_precision_wrappers_do_not_round_targets_and_random_numbers():
+    """lightning-fabric hands bfloat16 to what it wraps; a time of 8 bits would ruin the loss."""
+    from lightning_fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    classifier, (image, target) = diffusion(), batch()
+    seen = {}
+    classifier.losses = lambda image, target, u: seen.update(target=target, u=u) or image.mean((1, 2, 3))
+    u = torch.rand(4, 1, 4)
+    fabric.setup(Loss(classifier))(image, Loss.bits(target), Loss.bits(u), None)
+    assert torch.equal(seen["u"], u)
+    assert torch.equal(seen["target"], target)
+
+
+def test_several_draws_are_the_mean_of_single_ones():
+    """Same expectation: over many repeats the averages agree within their errors, and several draws vary less."""
+    image, target = batch()
+    one, many = diffusion().eval(), diffusion(draws_per_image=8).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        single = torch.stack([one.loss(image, target) for _ in range(800)])
+        several = torch.stack([many.loss(image, target) for _ in range(100)])
+    error = (single.var() / 800 + several.var() / 100).sqrt()
+    assert (single.mean() - several.mean()).abs() < 4 * error
+    assert several.std() < single.std()
+
+
+def test_labels_drawn_freely_leave_the_mean_and_lower_the_spread():
+    image, target = batch()
+    paper, free = diffusion().eval(), diffusion(label_proposal=0.5).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        one, other = (torch.stack([c.loss(image, target) for _ in range(1500)]) for c in (paper, free))
+    error = ((one.var() + other.var()) / 1500).sqrt()
+    assert (one.mean() - other.mean()).abs() < 4 * error
+    assert other.std() < 0.7 * one.std()
+
+
+def test_settings_of_one_call_do_not_stay():
+    classifier, (image, _) = diffusion().eval(), batch()
+    assert classifier.posterior(image).nfe == 8
+    assert classifier.posterior(image, steps=2).nfe == 2
+    assert classifier.posterior(image, method="cl", steps=2, chains=3).nfe == 6
+    assert classifier.posterior(image, method="readout").nfe == 1
+    assert classifier.sampler == Sampler()
+    trajectory = []
+    classifier.posterior(image, callback=trajectory.append)
+    assert len(trajectory) == 8
+
+
+def test_binary_cross_entropy_reads_each_sigmoid_as_a_probability():
+    """At its optimum every sigmoid is P(class); their softmax would be another, sharper distribution."""
+
+    class Fixed(torch.nn.Module):
+        num_classes = 3
+
+        def forward(self, image):
+            return torch.logit(torch.tensor([[0.6, 0.3, 0.1]])).expand(len(image), 3)
+
+    probs = StandardClassifier(Fixed(), "binary-cross-entropy")(torch.zeros(2, 1))
+    assert torch.allclose(probs, torch.tensor([[0.6, 0.3, 0.1]]).expand(2, 3), atol=1e-6)
+
+
+def test_the_marginal_objective_uses_the_process_it_is_given():
+    plain = create_model("didirn8_baseline", **SMALL)
+    image, target = batch()
+    losses = []
+    for schedule in ({}, {"process": UniformProcess(5, Geometric())}):
+        torch.manual_seed(0)
+        losses.append(StandardClassifier(copy.deepcopy(plain), "marginal", **schedule).loss(image, target))
+    assert not torch.allclose(*losses)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: standard("hinge"), "objective must be one of"),
+        (lambda: DiffusionClassifier(create_model("didirn8", **SMALL), UniformProcess(6)), "5 classes .* 6"),
+        (lambda: diffusion(draws_per_image=0), "draws_per_image must be at least 1"),
+        (lambda: diffusion(label_proposal=1.0), "label_proposal must lie in"),
+        (lambda: diffusion(sampler=Sampler("ddim"))(batch()[0]), "method must be one of cp, cl, readout"),
+        (lambda: standard().posterior(batch()[0], steps=4), "no sampler, so no steps"),
+        (
+            lambda: StandardClassifier(create_model("didirn8_baseline", **SMALL), process=UniformProcess(5)),
+            "for objective 'marginal'",
+        ),
+    ],
+)
+def test_bad_settings_are_named(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()

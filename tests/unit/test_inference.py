@@ -1,0 +1,90 @@
+import pytest
+import torch
+from benchmarks.networks import randomise_statistics
+from torch import nn
+
+from didicm import DiffusionClassifier, StandardClassifier, UserError, create_model, optimize_for_inference, save
+from didicm.inference.winograd import WinogradConv2d
+
+SMALL = {"num_classes": 5, "width": 0.25}
+CLASSIFIERS = {
+    "paper": lambda: DiffusionClassifier(create_model("didirn18", **SMALL)),
+    "official": lambda: DiffusionClassifier(create_model("didirn18", layout="official", **SMALL)),
+    "bottleneck": lambda: DiffusionClassifier(create_model("didirn50", **SMALL)),
+    "plain": lambda: StandardClassifier(create_model("didirn18_baseline", **SMALL)),
+    "backbone": lambda: DiffusionClassifier(create_model("backbone_score", backbone="resnet10t", num_classes=5)),
+    "mobilenet": lambda: StandardClassifier(
+        create_model("backbone_baseline", backbone="mobilenetv3_small_050", num_classes=5)
+    ),
+}
+
+
+def norms(model):
+    return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_faster_says_the_same(kind):
+    torch.manual_seed(0)
+    classifier, image = CLASSIFIERS[kind]().eval(), torch.randn(3, 3, 40, 40)
+    randomise_statistics(classifier.model)
+    before = {name: x.clone() for name, x in classifier.state_dict().items()}
+    fast = optimize_for_inference(classifier)
+    assert torch.allclose(fast(image), classifier(image), atol=1e-4)
+    assert all(torch.equal(x, before[name]) for name, x in classifier.state_dict().items())
+    if kind != "mobilenet":  # timm fuses its norms with activations there, which stay
+        assert norms(fast.model) == 0
+
+
+@pytest.fixture
+def winograd_calls(monkeypatch):
+    calls, winograd = [], WinogradConv2d.winograd
+    monkeypatch.setattr(WinogradConv2d, "winograd", lambda *args: calls.append(args) or winograd(*args))
+    return calls
+
+
+def test_wide_convolutions_say_the_same(winograd_calls):
+    torch.manual_seed(0)
+    model = create_model("didirn18", layout="official", num_classes=5, width=0.5)
+    classifier, image = DiffusionClassifier(model).eval(), torch.randn(4, 3, 64, 64)
+    randomise_statistics(model)
+    fast = optimize_for_inference(classifier)
+    assert torch.allclose(fast(image), classifier(image), atol=1e-4)
+    assert len(winograd_calls) == 8 * 3  # steps, and the convolutions of stride 1 in the third stage
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(fast(image), classifier(image), atol=0.05)
+    assert len(winograd_calls) == 8 * 3
+
+
+def test_compiled_says_the_same(winograd_calls):
+    classifier = DiffusionClassifier(create_model("didirn10", layout="official", **SMALL)).eval()
+    randomise_statistics(classifier.model)
+    fast, image = optimize_for_inference(classifier, compile=True), torch.randn(16, 3, 32, 32)
+    assert torch.allclose(fast(image), classifier(image), atol=1e-4)
+    assert winograd_calls  # in the third stage
+
+
+def test_a_network_that_cannot_be_folded_stays_as_it_is():
+    class Unusual(nn.Module):
+        num_classes, in_chans = 5, 3
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+            self.bn = nn.BatchNorm2d(5)  # listed after the convolution, but applied to something else
+
+        def forward(self, image):
+            return self.bn(self.conv(image).exp()).mean((2, 3))
+
+    classifier, image = StandardClassifier(Unusual()).eval(), torch.randn(2, 3, 8, 8)
+    randomise_statistics(classifier.model)
+    with pytest.warns(UserWarning, match="left them unfolded"):
+        fast = optimize_for_inference(classifier)
+    assert torch.allclose(fast(image), classifier(image), atol=1e-5)
+
+
+def test_an_optimised_copy_is_not_for_saving(tmp_path):
+    fast = optimize_for_inference(CLASSIFIERS["plain"]())
+    with pytest.raises(UserError, match="optimised copies"):
+        save(fast, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,139 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from didicm import UserError, save
+from didicm.checkpoint import load
+from didicm.evaluation import Conformal, apply_temperature
+from didicm.evaluation.run import Calibration, describe_posterior, save_calibration
+from didicm.inference.predictor import Predictor
+from tests.unit.data.making import picture, write
+from tests.unit.evaluation.test_evaluate import NAMES, make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("model")
+    checkpoint = make("diffusion")
+    save(checkpoint.classifier, made, class_names=NAMES, transform=checkpoint.transform)
+    return made
+
+
+@pytest.fixture
+def calibrated(tmp_path):
+    checkpoint = make("diffusion")
+    save(checkpoint.classifier, tmp_path, class_names=NAMES, transform=checkpoint.transform)
+    rules = {"lac": Conformal("lac", 0.1, 0.6, 20), "aps": Conformal("aps", 0.1, 1.0, 20)}
+    save_calibration(tmp_path, Calibration(2.0, rules, describe_posterior(checkpoint, {}), {"data": "x"}, {}))
+    return tmp_path
+
+
+def test_a_path_a_picture_and_lists_of_them(folder, tmp_path):
+    predictor = Predictor.load(folder)
+    path = write(tmp_path / "0.png", seed=0)
+    one = predictor(path)
+    assert one.probs.shape == (3,)
+    assert [name for name, _ in one.classes] == [NAMES[k] for k in one.probs.argsort(descending=True)]
+    assert [p for _, p in one.classes] == sorted(one.probs.tolist(), reverse=True)
+    assert math.isclose(one.entropy, -(one.probs * one.probs.log()).sum().item(), rel_tol=1e-5)
+    assert one.conformal_set is None
+    assert one.trajectory is None
+    for same in (str(path), picture(0)):
+        assert torch.equal(predictor(same).probs, one.probs)
+    many = predictor([path, *(picture(i) for i in range(1, 5))], batch_size=2)
+    assert len(many) == 5
+    assert torch.allclose(many[0].probs, one.probs, atol=1e-5)
+    assert predictor([]) == []
+
+
+def test_it_says_what_the_classifier_says_to_the_stored_transform(folder):
+    predictor, checkpoint = Predictor.load(folder), load(folder)
+    image = predictor.read(picture(3))
+    assert image.shape == (1, 8, 8)
+    assert torch.equal(predictor(picture(3)).probs, checkpoint.classifier(image.unsqueeze(0))[0])
+    assert Predictor.load(folder, size=16).read(picture(3)).shape == (1, 16, 16)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1", "I;16"])
+def test_every_mode_is_read(mode, folder, tmp_path):
+    image = Image.fromarray(np.arange(768, dtype=np.uint16).reshape(24, 32)) if mode == "I;16" else picture(1)
+    image = image if mode == "I;16" else image.convert(mode)
+    image.save(tmp_path / "x.tif")
+    assert Predictor.load(folder)(tmp_path / "x.tif").probs.sum().item() == pytest.approx(1)
+
+
+def test_a_photo_is_turned_upright(folder, tmp_path):
+    predictor, upright = Predictor.load(folder), picture(2, size=(32, 32))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    upright.save(tmp_path / "upright.png")
+    assert torch.equal(predictor(tmp_path / "turned.png").probs, predictor(tmp_path / "upright.png").probs)
+
+
+def test_the_trajectory_goes_from_uniform_to_the_answer(calibrated):
+    prediction = Predictor.load(calibrated)(picture(0), trajectory=True)
+    times, states = zip(*prediction.trajectory, strict=True)
+    assert times == pytest.approx([1 - k / 8 for k in range(9)])
+    assert torch.allclose(states[0], torch.full((3,), 1 / 3))
+    assert torch.equal(states[-1], prediction.probs)
+
+
+def test_the_calibration_is_applied(calibrated):
+    image = picture(0)
+    raw, fitted = Predictor.load(calibrated, calibrated=False), Predictor.load(calibrated)
+    assert raw.calibration is None
+    assert raw(image).conformal_set is None
+    prediction = fitted(image)
+    expected = apply_temperature(raw(image).probs.unsqueeze(0), 2.0)[0]
+    assert torch.allclose(prediction.probs, expected)
+    assert prediction.conformal_set  # never empty
+    inside = Conformal("lac", 0.1, 0.6, 20).sets(expected.unsqueeze(0))[0]
+    assert set(prediction.conformal_set) == {NAMES[k] for k in range(3) if inside[k]}
+    assert prediction.conformal_set[0] == prediction.classes[0][0]
+    assert len(Predictor.load(calibrated, conformal="aps")(image).conformal_set) >= 2
+    other = Predictor.load(calibrated, steps=2)
+    assert other.calibration is None
+    assert "fitted with steps 8" in other.note
+    with pytest.raises(UserError, match="conformal must be one of lac, aps, got 'best'"):
+        Predictor.load(calibrated, conformal="best")
+
+
+def test_a_batch_of_tensors_as_a_server_sends_it(folder):
+    predictor = Predictor.load(folder)
+    batch = torch.stack([predictor.read(picture(i)) for i in range(3)])
+    for got, i in zip(predictor.predict_batch(batch), range(3), strict=True):
+        assert torch.allclose(got.probs, predictor(picture(i)).probs, atol=1e-5)
+
+
+def test_mistakes_get_one_sentence(folder, tmp_path):
+    predictor = Predictor.load(folder)
+    (tmp_path / "torn.jpg").write_bytes(b"\xff\xd8\xff")
+    for path, says in {
+        tmp_path / "nowhere.png": r"nowhere.png cannot be read as an image \(no such file\)",
+        tmp_path / "torn.jpg": r"torn.jpg cannot be read",
+        tmp_path: r"cannot be read as an image \(.*directory",
+    }.items():
+        with pytest.raises(UserError, match=says):
+            predictor(path)
+    with pytest.raises(UserError, match="batch_size"):
+        predictor([picture(0)], batch_size=0)
+    with pytest.raises(UserError, match="sampler readout answers in one network call"):
+        Predictor.load(folder, method="readout")(picture(0), trajectory=True)
+    with pytest.raises(UserError, match="does not exist"):
+        Predictor.load(Path("nowhere"))
+
+
+def test_a_standard_classifier_and_one_without_class_names(tmp_path):
+    checkpoint = make("standard", names=None)
+    save(checkpoint.classifier, tmp_path, transform=checkpoint.transform)
+    predictor = Predictor.load(tmp_path)
+    assert {name for name, _ in predictor(picture(0)).classes} == {"0", "1", "2"}
+    with pytest.raises(UserError, match="a standard classifier answers in one network call"):
+        predictor(picture(0), trajectory=True)
+    with pytest.raises(UserError, match="no sampler to set: leave out steps"):
+        Predictor.load(tmp_path, steps=3)
