@@ -1,0 +1,168 @@
+"""The one grammar of all commands: the fields of a dataclass are its options, as `--dashed.names`.
+
+`--name value` and `--name=value` are the same, underscores are dashes, a true-or-false option needs no value. Free
+mappings take `--name key=value`, `--name.key value` or YAML, and may be repeated.
+"""
+
+import re
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import yaml
+
+from didicm.errors import UserError, did_you_mean, reason
+from didicm.settings import coerce, describe, field_types, is_mapping, setting_types
+
+T = TypeVar("T")
+
+
+def parse(
+    argv: Sequence[str], options: type[T], *, command: str, description: str, positional: Sequence[str] = ()
+) -> T:
+    """Read a command's arguments into its options; --help shows them and exits.
+
+    Args:
+        argv: what follows the command.
+        options: a dataclass; its docstring's Args are the help, a field without a default must be given.
+        command: name of the command.
+        description: what it does.
+        positional: fields that are given without a name; the last one takes all that are left if it is a tuple.
+    """
+    kinds = setting_types(options)
+    given, rest = read_flags(argv, kinds, command)
+    if given.pop("help", False):
+        print(show_help(command, description, options, positional))
+        sys.exit(0)
+    for i, name in enumerate(positional):
+        if get_origin(kinds[name]) is tuple:
+            given |= {name: rest[i:]} if rest[i:] else {}
+            rest = rest[:i]
+        elif i < len(rest):
+            given[name] = rest[i]
+    if len(rest) > len(positional):
+        raise UserError(f"didicm {command} does not take {rest[len(positional)]!r}: see didicm {command} --help")
+    for item in fields(options):  # type: ignore[arg-type]
+        if item.default is MISSING and item.default_factory is MISSING and item.name not in given:
+            name = item.name.upper() if item.name in positional else f"--{_dashed(item.name)}"
+            raise UserError(f"didicm {command} needs {name}: {help_of(options)[item.name]}")
+    return options(**{name: coerce(value, kinds[name], f"--{_dashed(name)}") for name, value in given.items()})
+
+
+def read_flags(argv: Sequence[str], kinds: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[str]]:
+    """Values by option, and what was given without a name; an unknown option is told with the nearest one."""
+    given: dict[str, Any] = {}
+    rest: list[str] = []
+    tokens = list(argv)
+    while tokens:
+        token = tokens.pop(0)
+        if token == "--":
+            return given, rest + tokens
+        if token in ("-h", "--help"):
+            return {"help": True}, []
+        if not token.startswith("--"):
+            rest.append(token)
+            continue
+        flag, equals, text = token[2:].partition("=")
+        name = flag.replace("-", "_")
+        negated = name.removeprefix("no_") in kinds and name not in kinds
+        name = name.removeprefix("no_") if negated else name
+        setting = name if name in kinds else name.rpartition(".")[0]
+        if setting not in kinds or (setting != name and not is_mapping(kinds[setting])):
+            known = [f"--{_dashed(kind)}" for kind in kinds]
+            raise UserError(f"didicm {command} has no option --{flag}: {did_you_mean(f'--{flag}', known)}")
+        if kinds[setting] is bool and not equals:
+            given[name] = not negated
+            if tokens and tokens[0].lower() in ("true", "false"):
+                given[name] = (tokens.pop(0).lower() == "true") != negated
+            continue
+        if not equals:
+            if not tokens:
+                raise UserError(f"--{flag} needs a value: {describe(kinds[setting])}")
+            text = tokens.pop(0)
+        if is_mapping(kinds[setting]):
+            given[setting] = {**given.get(setting, {}), **_entries(flag, name[len(setting) + 1 :], text)}
+        else:
+            given[name] = read_value(text, kinds[name], flag)
+    return given, rest
+
+
+def read_value(text: str, kind: Any, flag: str) -> Any:
+    """A value from the command line, by its type: text stays as it is, lists may do without brackets."""
+    base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    parts = get_args(base) if get_origin(base) not in (None, tuple) else (base,)
+    if NoneType in parts and text.lower() in ("null", "none"):
+        return None
+    if set(parts) <= {str, Path, NoneType}:
+        return text
+    listed = next((part for part in parts if get_origin(part) is tuple), None)
+    if listed is not None and not text.startswith("["):
+        return [read_value(part.strip(), get_args(listed)[0], flag) for part in text.split(",") if part.strip()]
+    return _yaml(text, flag)
+
+
+def _entries(flag: str, key: str, text: str) -> dict[str, Any]:
+    """What one use of a free mapping says: of one entry, or several as YAML."""
+    name, equals, value = text.partition("=")
+    if key:
+        return {key: _yaml(text, flag)}
+    if equals and re.fullmatch(r"[\w.-]+", name):
+        return {name: _yaml(value, flag)}
+    content = _yaml(text, flag)
+    if not isinstance(content, dict):
+        raise UserError(f"--{flag} needs NAME=VALUE, as in --{flag} batch_size=32, got {text!r}")
+    return {str(name): value for name, value in content.items()}
+
+
+def _yaml(text: str, flag: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"--{flag}: {text!r} cannot be read ({reason(error)})") from error
+
+
+def show_help(command: str, description: str, options: type, positional: Sequence[str] = ()) -> str:
+    """What --help prints."""
+    words = help_of(options)
+    usage = " ".join([f"usage: didicm {command}", *(name.upper() for name in positional), "[--OPTION VALUE ...]"])
+    lines = [usage, "", *textwrap.wrap(description, 100), ""]
+    for name, kind in setting_types(options).items():
+        default = _default(options, name)
+        shown = "" if default in (None, "", (), {}, False, MISSING) else f" (default {_short(default)})"
+        left = name.upper() if name in positional else f"--{_dashed(name)}"
+        text = f"{words.get(name, describe(kind))}{shown}"
+        lines += textwrap.wrap(text, 110, initial_indent=f"  {left:<28} ", subsequent_indent=" " * 31)
+    return "\n".join(lines)
+
+
+def help_of(cls: type) -> dict[str, str]:
+    """What the docstring's Args say of each setting, those inside other dataclasses by dotted name."""
+    text = textwrap.dedent((cls.__doc__ or "").partition("Args:")[2])
+    found = {
+        m[1]: " ".join(m[2].split()) for m in re.finditer(r"^ *(\w+): (.*(?:\n {6,}.*)*)", text, re.MULTILINE)
+    }
+    for name, kind in field_types(cls).items():
+        if is_dataclass(kind):
+            found |= {f"{name}.{key}": x for key, x in help_of(kind).items()}  # type: ignore[arg-type]
+    return found
+
+
+def _default(cls: Any, name: str) -> Any:
+    head, _, rest = name.partition(".")
+    item: Field[Any] = next(item for item in fields(cls) if item.name == head)
+    made = item.default_factory() if item.default_factory is not MISSING else item.default
+    for part in rest.split(".") if rest else []:
+        made = getattr(made, part)
+    return made
+
+
+def _short(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
