@@ -1,95 +1,172 @@
-"""The results of a grid on disk: one line a finished cell.
+"""What a study's runs gave: `study.json` says what was asked for, `results.jsonl` has one typed record per run.
 
-Any number of processes may work on one grid. Whatever looks at results and claims together does so under one file
-lock, which the system frees when its holder dies.
+Only the owner of a study's folder writes them (`experiments/run.py`); a report only reads them.
 """
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from didicm.errors import UserError, reason
+from didicm.experiments.migrate import OLD_PLAN, migrate_plan, migrate_result
+from didicm.experiments.spec import Condition, Study, make_study
+from didicm.files import read_json, to_json, write_files
 
-from didicm.errors import UserError
-from didicm.experiments.claims import Claims
-
-RESULTS, CLAIMS, LOCK = "results.jsonl", "claims", ".lock"
+FORMAT = 2
+STUDY, RESULTS = "study.json", "results.jsonl"
 
 
-class Results:
-    """The results file of a grid, and the claims on its cells.
+@dataclass(frozen=True)
+class Measurement:
+    """The posteriors of one sampler on the test images."""
 
-    Args:
-        folder: where the results are.
-        trainings: where the trained models are, if several grids share them; the claims are there as well.
-    """
+    sampler: str  # its name in the study
+    group: str  # what it shares with samplers that differ in steps or chains alone
+    settings: dict[str, Any]  # of the sampler
+    calls: int  # network calls per image
+    multiply_adds: int  # per image
+    metrics: dict[str, float]  # as trained
+    temperature: float | None = None  # fitted on held-out training images
+    scaled_metrics: dict[str, float] | None = None  # with that temperature
+    posteriors: str | None = None  # file, relative to the study's folder; None if only the metrics were kept
 
-    def __init__(self, folder: str | Path, trainings: str | Path | None = None) -> None:
-        self.folder, self.trainings = Path(folder), Path(trainings or folder)
-        self.path = self.folder / RESULTS
+
+@dataclass(frozen=True)
+class RunResult:
+    """A trained network and what was measured with it."""
+
+    key: str  # of the run
+    method: str  # label of the study's method
+    condition: Condition
+    seed: int
+    num_train: int
+    num_held_out: int
+    num_test: int
+    num_classes: int
+    parameters: int
+    train_seconds: float | None  # None if it was interrupted and resumed
+    measurements: tuple[Measurement, ...]  # the main sampler first
+    versions: dict[str, str]
+    final_epochs_gain: float | None = None  # relative fall of the mean loss over the last two tenths of the epochs
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunResult":
+        """Read a record; missing and unknown fields are errors."""
+        own = _fields_of(cls, values)
+        own["condition"] = Condition(**own["condition"])
+        own["measurements"] = tuple(Measurement(**entry) for entry in own["measurements"])
+        return cls(**own)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for: a report needs nothing else, and a folder keeps to it."""
+
+    study: Study
+    command: str
+    data: str
+    settings: dict[str, dict[str, Any]]  # of each training but for run.*, out and seed, by "method, condition"
+    runs: dict[str, str]  # label of the method by the key of each run
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"format": FORMAT, **values, "study": self.study.to_dict()}
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """What a folder was started with; None for a new folder."""
+    path, old = folder / STUDY, folder / OLD_PLAN
+    remedy = "restore it, or use another --out"
+    try:
+        if path.exists():
+            own = _fields_of(Plan, read_json(path, remedy))
+        elif old.exists():
+            path, own = old, migrate_plan(read_json(old, remedy))
+        else:
+            return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise error if isinstance(error, UserError) else _damaged(str(path), error, remedy) from error
+    return Plan(**{**own, "study": make_study(own["study"], str(path))})
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Keep what was asked for; the results of an older version are rewritten in today's format."""
+    writing = {STUDY: to_json(plan.to_dict())}
+    if _is_old(folder):  # the results first: should the machine stop in between, they are read all the same
+        writing = {RESULTS: "".join(map(_line, read_results(folder))), **writing}
+    write_files(folder, writing)
+    (folder / OLD_PLAN).unlink(missing_ok=True)
+
+
+def read_results(folder: Path) -> list[RunResult]:
+    """Finished runs, in the order in which they finished; a last line that a crash cut short is none."""
+    path = folder / RESULTS
+    plan = read_json(folder / OLD_PLAN, "restore it") if _is_old(folder) else {}
+    results: dict[str, RunResult] = {}
+    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._claims = Claims(self.trainings / CLAIMS)
-        except OSError as error:
-            raise UserError(f"{folder} cannot be written to ({error.strerror}): give another --out") from error
-        self._lock = FileLock(str(self.trainings / LOCK))
-        with self._lock:
-            self._repair()
+            values = json.loads(line)
+            if "format" not in values:
+                values = {"format": FORMAT, **migrate_result(values, plan)}
+            result = RunResult.from_dict(values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(
+                f"line {number} of {path}", error, "delete that line; its run is then repeated"
+            ) from error
+        results.setdefault(result.key, result)
+    return list(results.values())
 
-    def read(self) -> dict[str, dict[str, Any]]:
-        """Finished cells by their key, in the order in which they were finished."""
-        with self._lock:
-            return self._read()
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a finished cell, and give up the claim on it; on disk when this returns."""
-        line = json.dumps(record, ensure_ascii=False) + "\n"
-        with self._lock:
-            self._repair()
-            if record["key"] not in self._read():
-                with open(self.path, "ab") as file:
-                    file.write(line.encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-            self.release(record["key"])
+def append_result(folder: Path, result: RunResult) -> None:
+    """Add a finished run unless it is there; on disk when this returns."""
+    if _is_old(folder) and (plan := read_plan(folder)):
+        write_plan(folder, plan)
+    if any(known.key == result.key for known in read_results(folder)):
+        return
+    path = folder / RESULTS
+    whole = len(_whole_lines(path))
+    with open(path, "ab") as file:
+        file.truncate(whole)
+        file.write(_line(result).encode())
+        file.flush()
+        os.fsync(file.fileno())
 
-    def claim(self, keys: Iterable[str]) -> str | None:
-        """Take the first cell that is neither done nor somebody's; None if there is none."""
-        with self._lock:
-            done = self._read()
-            return next((key for key in keys if key not in done and self._claims.take(key)), None)
 
-    def report(self, key: str, share: float) -> None:
-        """Tell everybody how far a cell of ours is."""
-        self._claims.report(key, share)
+def _line(result: RunResult) -> str:
+    return json.dumps(result.to_dict(), ensure_ascii=False) + "\n"
 
-    def shares(self) -> dict[str, float]:
-        """How far the cells are that anybody runs."""
-        return self._claims.shares()
 
-    def release(self, key: str) -> None:
-        """Give up a claim."""
-        self._claims.release(key)
+def _whole_lines(path: Path) -> bytes:
+    """Content of the results file without a last line that a crash or a full disk cut short."""
+    content = path.read_bytes() if path.exists() else b""
+    return content[: content.rfind(b"\n") + 1]
 
-    def _read(self) -> dict[str, dict[str, Any]]:
-        if not self.path.exists():
-            return {}
-        records = {}
-        for number, line in enumerate(self.path.read_bytes().splitlines(), start=1):
-            try:
-                record = json.loads(line)
-                records.setdefault(record["key"], record)
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"line {number} of {self.path} is damaged ({error}): delete that line") from error
-        return records
 
-    def _repair(self) -> None:
-        """Cut off a last line that a crash or a full disk left unfinished."""
-        if not self.path.exists():
-            return
-        text = self.path.read_bytes()
-        kept = text[: text.rfind(b"\n") + 1]
-        if len(kept) < len(text):
-            os.truncate(self.path, len(kept))
+def _is_old(folder: Path) -> bool:
+    return (folder / OLD_PLAN).exists() and not (folder / STUDY).exists()
+
+
+def _fields_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored values of a dataclass; another format, missing and unknown fields are errors."""
+    if values.get("format") != FORMAT:
+        raise ValueError(f"format {values.get('format')}, where this version of didicm reads {FORMAT}")
+    own = {key: value for key, value in values.items() if key != "format"}
+    known = {field.name: field.default is MISSING for field in fields(cls)}
+    wrong = [key for key in own if key not in known] + [
+        key for key, needed in known.items() if needed and key not in own
+    ]
+    if wrong:
+        raise ValueError(f"missing or unknown field {wrong[0]!r}")
+    return own
+
+
+def _damaged(what: str, error: Exception, remedy: str) -> UserError:
+    return UserError(f"{what} is damaged ({reason(error)}): {remedy}")

@@ -1,0 +1,138 @@
+"""Format 1 of stored results, as version 0.1 wrote them, in the fields of format 2."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from didicm.experiments.spec import Condition, Method, Run
+from didicm.settings import TrainConfig, flatten, override
+
+OLD_PLAN = "plan.json"
+
+_COMPARED = {
+    "standard": Method("standard", settings={"method": "standard"}),
+    "standard-smooth": Method(
+        "standard", "smoothed labels", settings={"method": "standard", "augment.label_smoothing": 0.1}
+    ),
+    "didicm-score": Method("DiDiCM", "score", settings={"model_args.parameterization": "score"}),
+    "didicm-posterior": Method("DiDiCM", "posterior", settings={"model_args.parameterization": "posterior"}),
+}
+_WORDS = {"asked mid-step": "midpoint", "asked at the start": "start", "free labels": "importance-sampled labels"}
+_SETTINGS = {"prediction": "parameterization", "redraw": "label_proposal", "query": "score_time"}
+_KEY = re.compile(r"_(?P<pixels>own|\d+)px-(?P<fraction>[^_]+)_(?P<corruption>[^_]+)_seed(?P<seed>\d+)_[0-9a-f]+$")
+
+
+def migrate_plan(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `Plan`, plain, from a plan.json."""
+    settings, runs = {}, {}
+    for key, label in old.get("cells", {}).items():
+        run = _run(key, label, old)
+        runs[run.key] = str(run.method)
+        plain = {k: v for k, v in flatten(run.config).items() if k not in ("out", "seed") and k[:4] != "run."}
+        settings[f"{run.method}, {run.condition}"] = plain
+    study = _migrate_study(old)
+    data = old.get("data") or study.get("data") or ""
+    return {"study": study, "command": old.get("command", ""), "data": data, "settings": settings, "runs": runs}
+
+
+def migrate_result(old: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `RunResult`, plain, from a line of results.jsonl; `plan` is what plan.json has."""
+    own = dict(old)
+    del own["standard"]
+    label = own["method"]
+    own["key"] = _run(own["key"], label, plan).key if plan.get("cells") else own["key"]
+    own["method"] = str(_method(label, plan))
+    own["condition"] = {name: own.pop(name) for name in ("resolution", "fraction", "corruption")}
+    own["measurements"] = [
+        {_MEASUREMENT.get(name, name): _words(value) if name in _NAMES else value for name, value in entry.items()}
+        | {"settings": _migrate_settings(entry["settings"])}
+        for entry in own.pop("readings")
+    ]
+    return own
+
+
+_MEASUREMENT = {"name": "sampler", "tempered": "scaled_metrics"}
+_NAMES = ("name", "group")
+
+
+def _migrate_study(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A study from an old one, or from a comparison, which had none."""
+    if not plan.get("study"):
+        runs = [_run(key, label, plan) for key, label in plan.get("cells", {}).items()]
+        labels = dict.fromkeys(plan.get("cells", {}).values())
+        return {
+            "name": "comparison",
+            "title": plan.get("title") or "DiDiCM against a standard classifier",
+            "question": "Is DiDiCM better than a standard classifier, and at what cost?",
+            "layout": "comparison",
+            "methods": [vars(_method(label, plan)) for label in labels],
+            "conditions": [vars(condition) for condition in dict.fromkeys(run.condition for run in runs)],
+            "samplers": [{**x, "settings": _migrate_settings(x["settings"])} for x in plan.get("readings", [])],
+            "held_out": plan["settings"]["held_out"],
+            "seeds": len({run.seed for run in runs}),
+            "note": plan.get("note", ""),
+        }
+    old = dict(plan["study"])
+    old["methods"] = [vars(_method(label, plan)) for label in old.pop("contestants")]
+    for name in ("readings", "curves"):
+        old[name] = {_words(x): _migrate_settings(settings) for x, settings in old.get(name, {}).items()}
+    old["samplers"] = old.pop("readings")
+    old["settings"] = _migrate_settings(old.get("settings", {}))
+    old["by_fraction"] = {x: _migrate_settings(settings) for x, settings in old.get("by_fraction", {}).items()}
+    return {**old, "note": old.get("note") or plan.get("note", "")}
+
+
+def _method(label: str, plan: Mapping[str, Any]) -> Method:
+    """Name and variant are apart where a baseline and a DiDiCM method share the variant."""
+    contestants = (plan.get("study") or {}).get("contestants", {})
+    if label not in contestants:
+        return _COMPARED.get(label) or Method(_words(label))
+    own = dict(contestants[label])
+    line, size, recipe = own.pop("line", label), str(own.pop("column", "")), own.pop("recipe", None)
+    name, _, variant = line.partition(", ")
+    kinds = {x.get("method") == "standard" for y, x in contestants.items() if y.endswith(f", {variant}")}
+    if len(kinds) < 2:
+        name, variant = line, ""
+    return Method(_words(name), _words(variant), size, recipe, _migrate_settings(own))
+
+
+def _run(key: str, label: str, plan: Mapping[str, Any]) -> Run:
+    """The run that an old key stands for, with its full settings: its new key follows from them."""
+    found = _KEY.search(key)
+    if found is None:
+        raise ValueError(f"{key} is no run's key")
+    corruption = re.sub(r"-(\d+)(?=\+|$)", r":\1", found["corruption"])
+    pixels = None if found["pixels"] == "own" else int(found["pixels"])
+    condition = Condition(pixels, float(found["fraction"]), None if corruption == "none" else corruption)
+    settings = dict(plan["settings"])
+    held_out, precision = settings.pop("held_out"), settings.pop("precision")
+    own = {"seed": int(found["seed"]), "fraction": condition.fraction, "run.precision": precision}
+    own |= {"image.size": pixels} if pixels else {}
+    own |= (
+        {"corrupt_train": condition.corruption, "corrupt_eval": condition.corruption}
+        if condition.corruption
+        else {}
+    )
+    overrides = plan["overrides"][f"{label}, {condition}"]
+    config = override(
+        override(TrainConfig(), _migrate_settings(settings)), {**_migrate_settings(overrides), **own}
+    )
+    return Run(_method(label, plan), condition, int(found["seed"]), config, held_out=held_out)
+
+
+def _migrate_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings by today's names, nested or dotted."""
+    new: dict[str, Any] = {}
+    for name, value in settings.items():
+        head, dot, last = name.rpartition(".")
+        name = head + dot + _SETTINGS.get(last, last)
+        if isinstance(value, Mapping):
+            value = _migrate_settings(value)
+        new[name] = "midpoint" if name.endswith("score_time") and value == "middle" else value
+    return new
+
+
+def _words(name: str) -> str:
+    for old, new in _WORDS.items():
+        name = name.replace(old, new)
+    return name
