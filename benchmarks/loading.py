@@ -11,11 +11,15 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from benchmarks.measure import Result
-from didicm.data import SMALL, WEAK, EvalTransform, TrainTransform, make_loader, open_data
+from didicm.data import EvalTransform, TrainTransform, make_loader, open_data
+from didicm.settings import load_recipe
 
+Batch = tuple[Tensor, Tensor]
 CLASSES = 4
+WEAK, SMALL = (load_recipe(name).augment for name in ("weak", "small"))
 
 
 def run(images: int = 200, batch_size: int = 10, workers: int = 2, rounds: int = 8) -> list[Result]:
@@ -49,20 +53,20 @@ def _small_images(rounds: int) -> Result:
     return Result("28 px from memory, in units of 20,000 images/s", best / 20_000, "x", 1.0)
 
 
-def _ours(folder: str, size: int, batch_size: int, workers: int) -> Callable[[int], Iterable]:
+def _ours(folder: str, size: int, batch_size: int, workers: int) -> Callable[[int], Iterable[Batch]]:
     transform = TrainTransform(WEAK, EvalTransform(size=size))
     loader = make_loader(
         open_data(folder).train, transform, batch_size, train=True, seed=0, workers=workers, in_memory=False
     )
 
-    def epoch_of(epoch: int) -> Iterable:
+    def epoch_of(epoch: int) -> Iterable[Batch]:
         loader.set_epoch(epoch)
         return loader
 
     return epoch_of
 
 
-def _timms(folder: str, size: int, batch_size: int, workers: int) -> Callable[[int], Iterable]:
+def _timms(folder: str, size: int, batch_size: int, workers: int) -> Callable[[int], Iterable[Batch]]:
     from timm.data import create_dataset, create_loader
 
     loader = create_loader(
@@ -82,7 +86,7 @@ def _timms(folder: str, size: int, batch_size: int, workers: int) -> Callable[[i
     return lambda epoch: loader
 
 
-def _images_per_second(loader: Iterable) -> float:
+def _images_per_second(loader: Iterable[Batch]) -> float:
     start, count = time.perf_counter(), 0
     for _, label in loader:
         count += len(label)

@@ -1,23 +1,52 @@
 import shutil
 
+import numpy as np
+import pytest
 from PIL import Image
 
 from didicm.cli.__main__ import main as run_cli
-from tests.unit.training.test_train import write_images
 
 
-def test_doctor_names_what_is_wrong_and_draws_examples(tmp_path, capsys):
-    folder = write_images(tmp_path / "data" / "train", count=12)
-    write_images(tmp_path / "data" / "val", count=2, size=(20, 20))
-    (folder / "cat" / "broken.jpg").write_bytes(b"not an image")
-    shutil.copy(folder / "cat" / "3.jpg", tmp_path / "data" / "val" / "cat" / "copy.jpg")
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of twelve training images and one validation image, in a folder named like rich markup."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 1)):
+        for name in ("cat", "dog"):
+            place = tmp_path / "[red]" / split / name
+            place.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(place / f"{i}.png")
+    return tmp_path / "[red]"
+
+
+def test_doctor_names_what_is_wrong_and_draws_examples(folder, tmp_path, capsys):
+    (folder / "train" / "cat" / "broken.jpg").write_bytes(b"not an image")
+    shutil.copy(folder / "train" / "cat" / "3.png", folder / "val" / "cat" / "copy.png")
+    shutil.copy(folder / "train" / "cat" / "4.png", folder / "train" / "dog" / "twin.png")
     picture = tmp_path / "examples.png"
-    code = run_cli(["doctor", str(tmp_path / "data"), "--examples", str(picture)])
+    assert run_cli(["doctor", str(folder), "--examples", str(picture)]) == 1
     printed = capsys.readouterr().out
-    assert code == 1
-    assert "broken.jpg" in printed
-    assert "copy.jpg" in printed
+    for words in (
+        "looking at 26 images of train\n",
+        f"{folder}/train/cat/broken.jpg cannot be read",
+        f"also in validation: {folder}/train/cat/3.png = {folder}/val/cat/copy.png",
+        f"under two classes: {folder}/train/cat/4.png = {folder}/train/dog/twin.png",
+        "Fix this first: 1 training image cannot be read",
+        str(picture),
+    ):
+        assert words in printed
     assert Image.open(picture).width > 100
+
+
+def test_doctor_reports_when_nothing_can_be_read(folder, tmp_path, capsys):
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"")
+    assert run_cli(["doctor", str(folder), "--examples", str(tmp_path / "x.png")]) == 1
+    printed = capsys.readouterr().out
+    assert "... and 16 more like this" in printed
+    assert "24 training images cannot be read" in printed
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_doctor_is_content_with_good_data(tmp_path, capsys):
@@ -26,17 +55,8 @@ def test_doctor_is_content_with_good_data(tmp_path, capsys):
     assert (tmp_path / "x.png").exists()
 
 
-def test_doctor_says_where_it_looked_in_vain(tmp_path, capsys):
+def test_doctor_names_what_it_cannot_find(tmp_path, capsys):
     assert run_cli(["doctor", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
-
-
-def test_models_lists_every_network_with_its_cost(capsys):
-    from didicm.models import list_models
-
-    assert run_cli(["models", "--size", "64"]) == 0
-    printed = capsys.readouterr().out
-    for name in list_models():
-        assert name in printed
-    assert "12.1 M" in printed
-    assert "0.149 G" in printed
+    assert run_cli(["doctor", "fashion-mini", "--recipe", "smal"]) == 2
+    assert "did you mean small" in capsys.readouterr().err

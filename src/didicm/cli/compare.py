@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         "seeds, and say which is better at what cost. Run it again on the same --out to resume or to add cells.",
         allow_abbrev=False,
     )
-    parser.add_argument("--data", help="where the images are: a folder, hf:..., wds:..., timm:..., fashion-mini")
+    parser.add_argument("--data", help="where the images are: a folder, hf://..., wds://..., timm://... or fashion-mini")
     parser.add_argument("--out", type=Path, required=True, help="folder of results, models and report.html")
     parser.add_argument("--recipe", default="small", help=f"settings of all trainings: {', '.join(recipes())}")
     parser.add_argument("--resolutions", help="pixels the networks see, such as 28,14,7 (default: the recipe's)")

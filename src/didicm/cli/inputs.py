@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from didicm.checkpoint import HUB, Checkpoint, load
-from didicm.data import Corruptions, ImageSet, hold_out, open_data, transform_to_dict
+from didicm.data import Corruptions, ImageSet, hold_out, open_data
 from didicm.diffusion.sampling import Select, Solver
 from didicm.errors import UserError
 from didicm.evaluation.run import (
@@ -124,7 +124,7 @@ def load_model(run: Run, arguments: argparse.Namespace) -> tuple[Checkpoint, dic
     if resolve_sampler(checkpoint.classifier, settings) is not None and arguments.seed is not None:
         settings["seed"] = arguments.seed
     if arguments.size is not None:
-        checkpoint = replace(checkpoint, transform=transform_to_dict(view_of(checkpoint, arguments.size)))
+        checkpoint = replace(checkpoint, transform=view_of(checkpoint, arguments.size).to_dict())
     checkpoint.classifier.to(find_device(arguments.device))
     return checkpoint, settings
 

@@ -1,4 +1,4 @@
-"""Worse images: lower resolution, and a suite of corruptions at severities 1 to 5.
+"""Corrupted images: lower resolution, and a suite of corruptions at severities 1 to 5.
 
 Strengths follow ImageNet-C (Hendrycks and Dietterich, 2019) where it has the corruption. Lengths are
 fractions of the image's shorter side, so that a severity means about the same at 28 and at 500 pixels. A
@@ -16,6 +16,7 @@ from PIL import Image, ImageFilter
 from torch.nn import functional as F
 
 from didicm.data.images import DataError
+from didicm.errors import did_you_mean
 
 Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
@@ -35,8 +36,7 @@ class Corruption:
             if self.severity < 1:
                 raise DataError(f"resolution is a number of pixels, at least 1, got {self.severity}")
         elif self.name not in SUITE:
-            known = ", ".join(["resolution", *SUITE])
-            raise DataError(f"there is no corruption {self.name!r}; choose from {known}")
+            raise DataError(f"there is no corruption {self.name!r}; {did_you_mean(self.name, KNOWN)}")
         elif self.severity not in range(1, 6):
             raise DataError(f"the severity of {self.name} must be 1 to 5, got {self.severity}")
 
@@ -64,7 +64,7 @@ class Corruptions:
         for part in text.split("+"):
             name, _, severity = part.strip().partition(":")
             if not severity.strip().isdecimal():
-                raise DataError(f"{part.strip()!r} is no corruption; write name:severity, as in noise:3+jpeg:2")
+                raise DataError(f"{part.strip()!r} is not a corruption; write name:severity, as in noise:3+jpeg:2")
             parts.append(Corruption(name.strip(), int(severity)))
         return cls(tuple(parts))
 
@@ -150,8 +150,8 @@ def _occlusion(image: Image.Image, strength: float, rng: np.random.Generator) ->
 
 
 def _pixelate(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
-    small = tuple(max(1, round(side * strength)) for side in image.size)
-    return image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.NEAREST)
+    width, height = (max(1, round(side * strength)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BOX).resize(image.size, Image.Resampling.NEAREST)
 
 
 def _to_floats(image: Image.Image) -> np.ndarray:
@@ -174,3 +174,4 @@ SUITE: dict[str, tuple[Effect, tuple[float, ...]]] = {
     "occlusion": (_occlusion, (0.05, 0.1, 0.2, 0.3, 0.45)),  # share of the area
     "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # what is left of each side
 }
+KNOWN = ("resolution", *SUITE, *ALIASES)

@@ -1,14 +1,13 @@
 """A folder of images: the name of a subfolder is the class of all images below it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from didicm.data.classes import normalise, sort_names
-from didicm.data.images import DataError, ImageSet, Strings, open_image, readable
+from didicm.data.images import DataError, ImageSet, normalise, open_image, readable, sort_names
 
 # The names timm accepts for splits, and `test`. The first that exists is used.
 TRAIN_NAMES = ("train", "training")
@@ -20,15 +19,33 @@ EXTENSIONS = frozenset((
 ))  # fmt: skip
 
 
+class Strings:
+    """Many strings in one block of memory.
+
+    A list would be copied into every worker: reading a string touches its reference count, and with it a
+    page that was shared. With a million paths that adds up.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        encoded = [s.encode("utf-8", "surrogateescape") for s in strings]
+        self._ends = np.cumsum([0] + [len(s) for s in encoded], dtype=np.int64)
+        self._block = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, i: int) -> str:
+        return self._block[self._ends[i] : self._ends[i + 1]].tobytes().decode("utf-8", "surrogateescape")
+
+
 class FolderSet(ImageSet):
     """Images below class folders."""
 
-    def __init__(self, root: Path, channels: int) -> None:
+    def __init__(self, root: Path) -> None:
         folders: dict[str, list[Path]] = {}
         for folder in _subfolders(root):
             folders.setdefault(normalise(readable(folder.name)), []).append(folder)
         self.root = root
-        self.channels = channels
         self.class_names = sort_names(folders)
         paths: list[str] = []
         labels: list[int] = []
@@ -46,27 +63,42 @@ class FolderSet(ImageSet):
         return open_image(os.path.join(self.root, self._paths[i]))
 
 
-def open_folder(path: str, channels: int) -> tuple[ImageSet, ImageSet | None]:
+def open_folder(path: str) -> tuple[ImageSet, ImageSet | None]:
     """Open a folder with class subfolders, or with `train/` and `val/` that have them."""
     root = Path(path).expanduser()
     if not path or not root.exists():
         raise DataError(
-            f"{readable(path)!r} does not exist; give a folder of images, or hf:, wds:, timm:, fashion-mini"
+            f"{readable(path)!r} does not exist; give a folder of images, hf://, wds://, timm:// or fashion-mini"
         )
     if not root.is_dir():
-        hint = {".parquet": f"write hf:{path}", ".tar": f"write wds:{path}"}.get(root.suffix.lower())
+        hint = {".parquet": f"write hf://{path}", ".tar": f"write wds://{path}"}.get(root.suffix.lower())
         hint = hint or "give the folder with one subfolder per class"
         raise DataError(f"{readable(path)} is a file, not a folder; {hint}")
     train, val = _find_split(root, TRAIN_NAMES), _find_split(root, VAL_NAMES)
     if train is None and val is not None and len(_subfolders(root)) == 1:
         raise DataError(f"{readable(path)} has no train folder; give {readable(str(val))} to use that split alone")
     if train is None:
-        return _open_split(root, channels), None
-    return _open_split(train, channels), _open_split(val, channels) if val else None
+        return _open_split(root), None
+    return _open_split(train), _open_split(val) if val else None
 
 
-def _open_split(root: Path, channels: int) -> ImageSet:
-    images = FolderSet(root, channels)
+def split_of(file: Path, root: Path) -> str:
+    """`train.tar`, `data/train-00000-of-00002.tar` and `train/0.tar` below `root` are all of split train."""
+    for part in reversed(file.relative_to(root).with_suffix("").parts):
+        word = part.replace("_", "-").split("-")[0].lower()
+        if word in TRAIN_NAMES + VAL_NAMES:
+            return word
+    return "train"
+
+
+def find_splits(known: Container[str]) -> tuple[str | None, str | None]:
+    """The names of the training and the validation split, among those known."""
+    train, val = (next((name for name in names if name in known), None) for names in (TRAIN_NAMES, VAL_NAMES))
+    return train, val
+
+
+def _open_split(root: Path) -> ImageSet:
+    images = FolderSet(root)
     if len(images):
         return images
     where = readable(str(root))

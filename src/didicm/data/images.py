@@ -1,19 +1,25 @@
-"""Labelled images with random access, and how any image file becomes an upright 8-bit grey or RGB picture."""
+"""Labelled images with random access: how a file becomes an upright 8-bit image, and how classes are numbered."""
 
 import io
+import re
+import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 
-from didicm.errors import UserError
+from didicm.errors import UserError, reason
 
 Shrink: TypeAlias = Callable[[tuple[int, int]], int]
 
 MODES = {1: "L", 3: "RGB"}
+SMALL_BYTES = 128 * 2**20
 
 
 class DataError(UserError):
@@ -29,7 +35,7 @@ class ImageSet(ABC):
 
     labels: np.ndarray  # (N,), int64
     class_names: list[str]
-    channels: int  # 1 or 3: what `load` returns
+    channels: int = 3  # 1 or 3: what `load` returns
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,10 +51,8 @@ class ImageSet(ABC):
     def load(self, i: int, shrink: Shrink | None = None) -> Image.Image:
         """Decode image i to an upright `L` or `RGB` image.
 
-        Args:
-            i: which.
-            shrink: tells from the stored width and height by what factor the image may come smaller. Only
-                JPEGs make use of it: they decode faster at a half, a quarter or an eighth.
+        `shrink` tells from the stored width and height by what factor the image may come smaller. Only JPEGs
+        make use of it: they decode faster at a half, a quarter or an eighth.
         """
         try:
             image = self.original(i)
@@ -56,14 +60,16 @@ class ImageSet(ABC):
                 image.draft(None, (image.width // factor, image.height // factor))
             return to_channels(image, self.channels)
         except Exception as error:  # a broken file can raise nearly anything from inside a decoder
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UnreadableImageError(f"{self.name(i)} cannot be read as an image ({reason})") from error
+            raise UnreadableImageError(f"{self.name(i)} cannot be read as an image ({reason(error)})") from error
+
+    def with_channels(self, channels: int) -> "ImageSet":
+        """The same images, decoded to 1 (grey) or 3 (RGB) channels; shares everything else."""
+        images = copy(self)
+        images.channels = check_channels(channels)
+        return images
 
     def select(
-        self,
-        indices: np.ndarray,
-        labels: np.ndarray | None = None,
-        class_names: list[str] | None = None,
+        self, indices: np.ndarray, labels: np.ndarray | None = None, class_names: list[str] | None = None
     ) -> "ImageSet":
         """Keep some images, if need be with other labels (one per kept image) and class names."""
         return _Selection(self, indices, labels, class_names)
@@ -71,11 +77,7 @@ class ImageSet(ABC):
 
 class _Selection(ImageSet):
     def __init__(
-        self,
-        base: ImageSet,
-        indices: np.ndarray,
-        labels: np.ndarray | None,
-        class_names: list[str] | None,
+        self, base: ImageSet, indices: np.ndarray, labels: np.ndarray | None, class_names: list[str] | None
     ) -> None:
         self.indices = np.asarray(indices, dtype=np.int64)
         self.base = base
@@ -102,14 +104,12 @@ class ArraySet(ImageSet):
         channels: int = 3,
         origin: str | ImageSet = "array",
     ) -> None:
-        if channels not in MODES:
-            raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
         if len(images) != len(labels):
             raise DataError(f"there are {len(images)} images but {len(labels)} labels")
         self.images = images
         self.labels = np.asarray(labels, dtype=np.int64)
         self.class_names = list(class_names)
-        self.channels = channels
+        self.channels = check_channels(channels)
         self._origin = origin
 
     def name(self, i: int) -> str:
@@ -119,23 +119,47 @@ class ArraySet(ImageSet):
         return Image.fromarray(self.images[i])
 
 
-class Strings:
-    """Many strings in one block of memory.
+class MemorySet(ArraySet):
+    """Another set's images, decoded once. What could not be read stays unreadable, with the same message."""
 
-    A list would be copied into every worker: reading a string touches its reference count, and with it a
-    page that was shared. With a million paths that adds up.
-    """
+    def __init__(self, source: ImageSet) -> None:
+        images: list[np.ndarray] = []
+        self._source = source
+        self._failed: dict[int, str] = {}
+        for i in range(len(source)):
+            try:
+                images.append(np.array(source.load(i)))
+            except UnreadableImageError as error:
+                self._failed[i] = str(error)
+                images.append(np.zeros((0, 0), dtype=np.uint8))
+        super().__init__(images, source.labels, source.class_names, channels=source.channels, origin=source)
 
-    def __init__(self, strings: Sequence[str]) -> None:
-        encoded = [s.encode("utf-8", "surrogateescape") for s in strings]
-        self._ends = np.cumsum([0] + [len(s) for s in encoded], dtype=np.int64)
-        self._block = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+    def load(self, i: int, shrink: Shrink | None = None) -> Image.Image:
+        if i in self._failed:
+            raise UnreadableImageError(self._failed[i])
+        return Image.fromarray(self.images[i])
 
-    def __len__(self) -> int:
-        return len(self._ends) - 1
+    def with_channels(self, channels: int) -> ImageSet:
+        return self._source.with_channels(channels)  # what was decoded to grey has lost its colour
 
-    def __getitem__(self, i: int) -> str:
-        return self._block[self._ends[i] : self._ends[i + 1]].tobytes().decode("utf-8", "surrogateescape")
+    def stacked(self) -> Tensor | None:
+        """All images as one tensor (N, C, H, W), uint8; None if sizes differ or one could not be read."""
+        if self._failed or len({image.shape for image in self.images}) != 1:
+            return None
+        stack = torch.from_numpy(np.stack(list(self.images)))
+        return stack.view(*stack.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
+
+
+def is_small(images: ImageSet, limit: int = SMALL_BYTES, tries: int = 16) -> bool:
+    """Whether all images, decoded, fit in `limit` bytes, judged by a few of them."""
+    sizes = []
+    for i in np.unique(np.linspace(0, len(images) - 1, tries).astype(int)):
+        try:
+            width, height = images.load(i).size
+        except UnreadableImageError:
+            continue
+        sizes.append(width * height * images.channels)
+    return bool(sizes) and float(np.mean(sizes)) * len(images) <= limit
 
 
 def readable(text: str) -> str:
@@ -146,6 +170,13 @@ def readable(text: str) -> str:
 def open_image(source: str | Path | bytes) -> Image.Image:
     """Open a file or the bytes of one; the pixels are decoded later."""
     return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+
+
+def check_channels(channels: int) -> int:
+    """Return the number of channels if there is such a mode."""
+    if channels not in MODES:
+        raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
+    return channels
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
@@ -179,3 +210,44 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
     else:
         top = 65535.0 if values.max() <= 65535 else 2.0**31 - 1
     return Image.fromarray(np.clip(values * (255 / top) + 0.5, 0, 255).astype(np.uint8))
+
+
+def sort_names(names: Iterable[str]) -> list[str]:
+    """Sort class names as timm does: `2` before `10`."""
+
+    def key(name: str) -> list[str | int]:
+        return [int(part) if k % 2 else part for k, part in enumerate(re.split(r"([0-9]+)", name))]
+
+    return sorted(names, key=key)
+
+
+def normalise(name: str) -> str:
+    """One spelling of accents: a folder copied from a Mac must match one made on Linux."""
+    return unicodedata.normalize("NFC", name)
+
+
+def names_and_labels(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """Class names, and labels (N,), from the class that each image states; numbers become names too."""
+    names = sort_names(set(values))
+    index = {name: k for k, name in enumerate(names)}
+    return names, np.array([index[v] for v in values], dtype=np.int64)
+
+
+def relabel(images: ImageSet, model_classes: Sequence[str]) -> ImageSet:
+    """Number labels as a model with `model_classes` does; a class with images that it lacks is an error."""
+    index = {normalise(name): k for k, name in enumerate(model_classes)}
+    present = [images.class_names[k] for k in np.unique(images.labels)]
+    unknown = [name for name in present if normalise(name) not in index]
+    if unknown:
+        raise DataError(
+            f"the data has {_quote(unknown)}, but the known classes are {_quote(model_classes)}; "
+            "rename or remove what is unknown"
+        )
+    table = np.array([index.get(normalise(name), -1) for name in images.class_names], dtype=np.int64)
+    return images.select(np.arange(len(images)), table[images.labels], list(model_classes))
+
+
+def _quote(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ("class " if len(names) == 1 else "classes ") + shown + more

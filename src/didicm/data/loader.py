@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from didicm.data.batches import Batch, Batches, Skipped
-from didicm.data.corruptions import Corruption, Corruptions
-from didicm.data.images import DataError, ImageSet
-from didicm.data.memory import MemorySet, is_small
+from didicm.data.corruptions import Corruptions
+from didicm.data.images import DataError, ImageSet, MemorySet, is_small
 from didicm.data.transforms import EvalTransform, TrainTransform
 
 
@@ -34,7 +33,7 @@ class Loader:
         self.fast = batches.stacked is not None  # whole batches at once, straight from memory
         self._schedule = _Schedule(batches.count)
         self.set_epoch(epoch, start_batch)
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader: DataLoader[Batch] = DataLoader(
             batches,
             batch_size=None,
             sampler=self._schedule,
@@ -71,21 +70,22 @@ class Loader:
             self.index = batch.shown
             if len(batch.label):
                 image = batch.image.to(self._device, non_blocking=True)
-                if not batch.finished:
+                if not self._batches.finish:
                     image = self._batches.transform.finish(image, batch.key)
                 yield image, batch.label.to(self._device)
 
     def _check(self, batch: Batch) -> None:
         if len(self.skipped) > self._limit:
+            kind = "training" if self._batches.train else "evaluation"
             raise DataError(
-                f"{len(self.skipped)} of {len(self._batches.images)} images cannot be read, more than the "
-                f"{self._limit} allowed, the first being: {self.skipped[0].reason}; "
-                "look at them with didicm doctor, and repair or remove them"
+                f"{len(self.skipped)} of {len(self._batches.images)} {kind} images cannot be read, more than the "
+                f"{self._limit} allowed (the first: {self.skipped[0].reason}); find them with didicm doctor, "
+                "and repair or remove them"
             )
         if self._batches.train and len(batch.label) < self._batches.batch_size:
             raise DataError(
                 f"no other image of the same class could be read in place of: {batch.skipped[0].reason}; "
-                "look at the data with didicm doctor"
+                "check the data with didicm doctor"
             )
 
 
@@ -101,7 +101,7 @@ def make_loader(
     workers: int = 0,
     repeats: int = 1,
     balanced: bool = False,
-    corruption: Corruption | Corruptions | None = None,
+    corruption: Corruptions | None = None,
     rank: int = 0,
     world_size: int = 1,
     in_memory: bool | None = None,
@@ -142,18 +142,9 @@ def make_loader(
         images = images if isinstance(images, MemorySet) else MemorySet(images)
     device = torch.device(device)
     batches = Batches(
-        images,
-        transform,
-        batch_size,
-        train,
-        seed,
-        repeats,
-        balanced,
-        corruption,
-        rank,
-        world_size,
+        images, transform, batch_size, train, seed, repeats, balanced, corruption, rank, world_size,
         finish=device.type == "cpu",
-    )
+    )  # fmt: skip
     return Loader(batches, epoch, start_batch, workers, device)
 
 
@@ -172,5 +163,5 @@ class _Schedule:
         return self.count - self.start
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:
     return batch

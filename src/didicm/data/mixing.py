@@ -1,5 +1,7 @@
 """Targets: smoothed labels, and Mixup and CutMix of a batch."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,11 +18,11 @@ class Mixer:
         self._augment = augment
         self._num_classes = num_classes
         self._seed = (seed, rank)
-        self._mixup = None
+        self._mixup: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
         if augment.mixup or augment.cutmix:
-            from timm.data import Mixup
+            from timm.data.mixup import Mixup
 
-            self._mixup = Mixup(
+            self._mixup = Mixup(  # type: ignore[no-untyped-call]
                 mixup_alpha=augment.mixup,
                 cutmix_alpha=augment.cutmix,
                 label_smoothing=augment.label_smoothing,

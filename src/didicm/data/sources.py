@@ -1,10 +1,12 @@
 """From a URI to labelled images.
 
-path/to/folder    class subfolders, or `train/` and `val/` (or validation, test, eval) with class subfolders
-hf:NAME           a parquet file, a folder of them, or a data set on the Hugging Face hub
-wds:PATTERN       WebDataset shards: `shards/train-{000..009}.tar`, a glob, or a folder of shards
-timm:NAME[:ROOT]  whatever timm opens with random access: `timm:torch/cifar10:/data`, a tar file, ...
-fashion-mini      3,000 small images that ship with this package
+path/to/folder     class subfolders, or `train/` and `val/` (or validation, test, eval) with class subfolders
+hf://NAME          a parquet file, a folder of them, or a data set on the Hugging Face hub
+wds://PATTERN      WebDataset shards: `shards/train-{000..009}.tar`, a glob, or a folder of shards
+timm://NAME[:ROOT] whatever timm opens with random access: `timm://torch/cifar10:/data`, a tar file, ...
+fashion-mini       3,000 small images that ship with this package
+
+The slashes may be left out.
 """
 
 from dataclasses import dataclass, replace
@@ -12,18 +14,24 @@ from pathlib import Path
 
 import numpy as np
 
-from didicm.data.classes import relabel
 from didicm.data.folder import FolderSet, open_folder
-from didicm.data.images import MODES, ArraySet, DataError, ImageSet
+from didicm.data.hf import open_hub
+from didicm.data.images import ArraySet, DataError, ImageSet, relabel
 from didicm.data.splits import stratified_split
+from didicm.data.timm_reader import open_reader
+from didicm.data.transforms import EvalTransform
+from didicm.data.webdataset import open_shards
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
+OPENERS = {"folder": open_folder, "hf": open_hub, "wds": open_shards, "timm": open_reader}
+LOOK_AT = 50  # images that are looked at to find their size and colour
 
 
 @dataclass(frozen=True)
 class Data:
     """What a URI holds. Both splits number their classes alike."""
 
+    uri: str
     train: ImageSet
     val: ImageSet | None
 
@@ -32,39 +40,33 @@ class Data:
         """Class names, by label."""
         return self.train.class_names
 
+    def with_channels(self, channels: int) -> "Data":
+        """The same images, decoded to 1 (grey) or 3 (RGB) channels; nothing is opened again."""
+        val = self.val.with_channels(channels) if self.val is not None else None
+        return replace(self, train=self.train.with_channels(channels), val=val)
+
 
 def open_data(uri: str, *, channels: int = 3, strict: bool = True) -> Data:
     """Open the images that `uri` names, as described at the top of this file.
 
-    Args:
-        uri: where the images are.
-        channels: 1 for grey, 3 for RGB; every image is converted.
-        strict: refuse classes without images and sets with a single class; the doctor looks at those too.
+    Every image is converted to 1 (grey) or 3 (RGB) `channels`. `strict` refuses classes without images and
+    sets with a single class; the doctor looks at those too.
     """
-    if channels not in MODES:
-        raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
     scheme, colon, rest = uri.partition(":")
     if uri == "fashion-mini":
-        train, val = _open_fashion_mini(channels)
-    elif colon and scheme == "hf":
-        from didicm.data.hf import open_hub
-
-        train, val = open_hub(rest, channels)
-    elif colon and scheme == "wds":
-        from didicm.data.webdataset import open_shards
-
-        train, val = open_shards(rest, channels)
-    elif colon and scheme == "timm":
-        from didicm.data.timm_reader import open_reader
-
-        train, val = open_reader(rest, channels)
+        train, val = _open_fashion_mini()
+    elif colon and scheme in OPENERS:
+        train, val = OPENERS[scheme](rest.removeprefix("//"))
     else:
-        train, val = open_folder(rest if colon and scheme == "folder" else uri, channels)
-    if val is not None:
-        val = _same_classes(val, train, uri)
+        train, val = open_folder(uri)
+    if val is not None and val.class_names != train.class_names:
+        try:
+            val = relabel(val, train.class_names)
+        except DataError as error:
+            raise DataError(f"the validation split of {uri} does not fit its training split: {error}") from None
     if strict:
         _check(train, uri)
-    return Data(train, val)
+    return Data(uri, train, val).with_channels(channels)
 
 
 def hold_out(data: Data, fraction: float, seed: int) -> Data:
@@ -79,29 +81,41 @@ def hold_out(data: Data, fraction: float, seed: int) -> Data:
     return replace(data, train=data.train.select(train), val=data.train.select(val))
 
 
-def _open_fashion_mini(channels: int) -> tuple[ImageSet, ImageSet]:
+def find_transform(
+    data: Data, size: int | None, limit: int, channels: int | None, crop_pct: float, interpolation: str
+) -> EvalTransform:
+    """What the network sees: size (at most `limit`) and colour come from some images where they are not given."""
+    if size is None or channels is None:
+        looked = np.linspace(0, len(data.train) - 1, min(LOOK_AT, len(data.train)), dtype=int)
+        images = [image for i in looked if (image := _try_open(data.train, int(i))) is not None]
+        if not images:
+            raise DataError(f"none of the {len(looked)} images tried can be read; run didicm doctor {data.uri}")
+        size = size or min(limit, int(np.median([min(shape) for shape, _ in images])))
+        channels = channels or (1 if all(mode in ("L", "1", "I;16", "I", "LA") for _, mode in images) else 3)
+    return EvalTransform(size, channels, crop_pct=crop_pct, interpolation=interpolation)
+
+
+def _try_open(images: ImageSet, i: int) -> tuple[tuple[int, int], str] | None:
+    try:
+        image = images.original(i)
+        return image.size, image.mode
+    except Exception:  # a broken file can raise nearly anything; training names and counts it
+        return None
+
+
+def _open_fashion_mini() -> tuple[ImageSet, ImageSet | None]:
     with np.load(FASHION_MINI, allow_pickle=False) as file:
         names = [str(name) for name in file["class_names"]]
         train, test = (
-            ArraySet(file[f"x_{s}"], file[f"y_{s}"], names, channels=channels, origin=f"fashion-mini/{s}")
-            for s in ("train", "test")
+            ArraySet(file[f"x_{split}"], file[f"y_{split}"], names, origin=f"fashion-mini/{split}")
+            for split in ("train", "test")
         )
     return train, test
 
 
-def _same_classes(val: ImageSet, train: ImageSet, uri: str) -> ImageSet:
-    """Number the classes of the validation split as the training split does."""
-    if val.class_names == train.class_names:
-        return val
-    try:
-        return relabel(val, train.class_names)
-    except DataError as error:
-        raise DataError(f"the validation split of {uri} does not fit its training split: {error}") from None
-
-
 def _check(train: ImageSet, uri: str) -> None:
     if not len(train):
-        raise DataError(f"{uri} holds no images")
+        raise DataError(f"{uri} holds no images; check the address")
     if len(train.class_names) < 2:
         only = ", ".join(train.class_names)
         raise DataError(f"{uri} has a single class ({only}); a classifier needs at least two")

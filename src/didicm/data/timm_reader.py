@@ -7,16 +7,16 @@ import numpy as np
 from PIL import Image
 
 from didicm.data.images import DataError, ImageSet
+from didicm.errors import reason
 
 
 class ReaderSet(ImageSet):
     """A map-style data set made by timm."""
 
-    def __init__(self, dataset: Any, origin: str, channels: int) -> None:
+    def __init__(self, dataset: Any, origin: str) -> None:
         self._dataset = dataset
         self._reader = getattr(dataset, "reader", None)
         self._origin = origin
-        self.channels = channels
         self.labels = np.asarray(_labels(dataset), dtype=np.int64)
         count = int(self.labels.max(initial=-1)) + 1
         owner = self._reader or dataset
@@ -31,44 +31,42 @@ class ReaderSet(ImageSet):
 
     def original(self, i: int) -> Image.Image:
         if self._reader is not None:
-            file = self._reader[int(i)][0]
-            return Image.open(file)
-        return self._dataset[int(i)][0]
+            return Image.open(self._reader[int(i)][0])
+        image: Image.Image = self._dataset[int(i)][0]
+        return image
 
 
-def open_reader(name: str, channels: int) -> tuple[ImageSet, ImageSet | None]:
+def open_reader(name: str) -> tuple[ImageSet, ImageSet | None]:
     """Open `NAME` or `NAME:ROOT` as `timm.data.create_dataset` does; a bare path is timm's folder or tar."""
-    uri = f"timm:{name}"
+    uri = f"timm://{name}"
     name, _, root = name.partition(":")
     if not root and Path(name).expanduser().exists():
         name, root = "", name
-    root = str(Path(root).expanduser()) if root else None
-    if not name and root is None:
-        raise DataError(f"{uri} does not exist; write timm:NAME, timm:NAME:ROOT or timm:PATH")
+    if not name and not root:
+        raise DataError(f"{uri} does not exist; write timm://NAME, timm://NAME:ROOT or timm://PATH")
     train = _create(name, root, "train", uri)
     try:
         val = _create(name, root, "validation", uri)
     except DataError:
-        return ReaderSet(train, uri, channels), None
+        return ReaderSet(train, uri), None
     # Without a split of that name, timm opens the whole again.
     same = _place(train) is not None and _place(train) == _place(val)
-    return ReaderSet(train, uri, channels), None if same else ReaderSet(val, uri, channels)
+    return ReaderSet(train, uri), None if same else ReaderSet(val, uri)
 
 
-def _create(name: str, root: str | None, split: str, uri: str) -> Any:
-    from timm.data import create_dataset
+def _create(name: str, root: str, split: str, uri: str) -> Any:
+    from timm.data.dataset_factory import create_dataset
     from torch.utils.data import IterableDataset
 
     try:
-        dataset = create_dataset(name, root=root, split=split)
+        dataset: Any = create_dataset(name, root=str(Path(root).expanduser()) if root else None, split=split)
     except Exception as error:  # timm asserts, its readers raise what they like
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"timm could not open {uri} ({reason}); check its name and root") from error
-    reader = getattr(dataset, "reader", None)
+        raise DataError(f"timm cannot open {uri} ({reason(error)}); check its name and root") from error
+    if isinstance(dataset, IterableDataset):
+        raise DataError(f"{uri} is a stream, and training needs random access; use hf:// or wds:// instead")
+    reader: Any = getattr(dataset, "reader", None)
     if hasattr(reader, "cache_tarfiles"):
         reader.cache_tarfiles = False  # an open file is shared with forked workers, and so is its position
-    if isinstance(dataset, IterableDataset):
-        raise DataError(f"{uri} is a stream, and training needs random access; use hf: or wds: instead")
     return dataset
 
 
@@ -78,11 +76,10 @@ def _place(dataset: Any) -> str | None:
 
 def _labels(dataset: Any) -> Any:
     """Labels without decoding, where the data set has a list of them."""
-    reader = getattr(dataset, "reader", None)
-    for owner, attribute in ((dataset, "targets"), (reader, "targets")):
-        found = getattr(owner, attribute, None)
-        if found is not None:
-            return found
+    reader: Any = getattr(dataset, "reader", None)
+    for owner in (dataset, reader):
+        if getattr(owner, "targets", None) is not None:
+            return owner.targets
     for owner in (reader, dataset):
         samples = getattr(owner, "samples", None)
         if samples is not None and len(samples) and isinstance(samples[0], tuple):

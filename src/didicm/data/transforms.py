@@ -5,7 +5,7 @@ turns a batch of those into a normalised tensor, on any device. All that is rand
 over the batch, so images that need no `prepare` never pass through PIL again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from didicm.data.images import MODES, DataError, to_channels
+from didicm.data.images import DataError, check_channels, to_channels
 from didicm.data.randomness import seed_all, uniform
+from didicm.errors import did_you_mean
 
 MEAN = {1: (0.5,), 3: (0.485, 0.456, 0.406)}  # ImageNet's for RGB
 STD = {1: (0.5,), 3: (0.229, 0.224, 0.225)}
@@ -30,14 +31,13 @@ class EvalTransform:
 
     size: int = 224  # of the square the network sees: the paper's input resolution
     channels: int = 3
-    mean: tuple[float, ...] | None = None  # one per channel; None stands for the usual ones
-    std: tuple[float, ...] | None = None
+    mean: tuple[float, ...] = ()  # one per channel; none stands for the usual ones
+    std: tuple[float, ...] = ()
     crop_pct: float = 0.875  # the size, over the shorter side after resizing; 1 keeps the border
     interpolation: str = "bicubic"
 
     def __post_init__(self) -> None:
-        if self.channels not in MODES:
-            raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels}")
+        check_channels(self.channels)
         for name, usual in (("mean", MEAN), ("std", STD)):
             values = tuple(float(v) for v in getattr(self, name) or usual[self.channels])
             if len(values) != self.channels:
@@ -53,6 +53,20 @@ class EvalTransform:
             raise DataError(
                 f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}"
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Describe the transform by plain numbers, lists and strings."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "EvalTransform":
+        """Make the transform that was described; an unknown key is an error."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise DataError(f"a transform has no {name!r}; {did_you_mean(name, known)}")
+        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**plain)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Turn any PIL image into the tensor (C, H, W) that the network sees."""
@@ -84,7 +98,7 @@ class EvalTransform:
         return ((images * std + mean) * 255).round().clamp(0, 255).byte()
 
     @cached_property
-    def _crop(self) -> Any:
+    def _crop(self) -> "_Chain":
         from timm.data.transforms_factory import transforms_imagenet_eval
 
         # timm ends with the conversion to a tensor, which `finish` does for the whole batch.
@@ -94,23 +108,9 @@ class EvalTransform:
         return _Chain(steps)
 
 
-def transform_to_dict(transform: EvalTransform) -> dict[str, Any]:
-    """Describe the transform by plain numbers, lists and strings."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(transform).items()}
-
-
-def transform_from_dict(description: Mapping[str, Any]) -> EvalTransform:
-    """Make the transform that was described; an unknown key is an error."""
-    known = {field.name for field in fields(EvalTransform)}
-    unknown = sorted(set(description) - known)
-    if unknown:
-        raise DataError(f"a transform has no {unknown[0]!r}; known are {', '.join(sorted(known))}")
-    return EvalTransform(**{k: tuple(v) if isinstance(v, list) else v for k, v in description.items()})
-
-
 @dataclass(frozen=True)
 class Augment:
-    """A recipe of augmentation; `WEAK` and `STRONG` are those of the paper (table `tab:aug`)."""
+    """What training does to images and labels; the paper's are in recipes/ (table `tab:aug`)."""
 
     scale: tuple[float, float] | None = None  # area of the random resized crop; None: no such crop
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -138,36 +138,21 @@ class Augment:
             if getattr(self, name) < least:
                 raise DataError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.train_interpolation not in ("random", *INTERPOLATIONS):
-            raise DataError(f"train_interpolation {self.train_interpolation!r} is not known; random is usual")
+            raise DataError(f"train_interpolation {self.train_interpolation!r} is not known; use random")
         if self.auto_augment and not self.auto_augment.startswith(("rand", "augmix", "original", "v0", "3a")):
             raise DataError(f"auto_augment {self.auto_augment!r} is not known; try rand-m7-mstd0.5-inc1")
 
 
-NONE = Augment()
-SMALL = Augment(pad=2, hflip=0.5)
-WEAK = Augment(scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4)
-STRONG = Augment(
-    scale=(0.08, 1.0),
-    hflip=0.5,
-    auto_augment="rand-m7-mstd0.5-inc1",
-    repeats=3,
-    mixup=0.2,
-    cutmix=1.0,
-    label_smoothing=0.1,
-)
-RECIPES = {"none": NONE, "small": SMALL, "weak": WEAK, "strong": STRONG}
-
-
 @dataclass(frozen=True)
 class TrainTransform:
-    """A random view of an image, for training; the sizes and the normalisation are those of `view`."""
+    """A random view of an image, for training; size and normalisation are those of `eval_transform`."""
 
     augment: Augment
-    view: EvalTransform
+    eval_transform: EvalTransform
 
     def prepare(self, image: Image.Image, key: int = 0) -> Image.Image:
         """Crop and colour one image. Draws from the global generators, which `key` seeds."""
-        image = to_channels(image, self.view.channels)
+        image = to_channels(image, self.eval_transform.channels)
         if self.keeps(image.size):
             return image
         seed_all(key)
@@ -179,51 +164,45 @@ class TrainTransform:
         The crop that `key` draws stays at least twice as large as what the network sees, which keeps the
         resizing as good as from the full image: most of its averaging is still to come.
         """
-        if self.augment.scale is None or min(size) < 4 * self.view.size:
+        if self.augment.scale is None or min(size) < 4 * self.eval_transform.size:
             return 1
         seed_all(key)
-        _, _, height, width = self._crop.get_params(Image.new("1", size), self._crop.scale, self._crop.ratio)
-        spare = min(height, width) // (2 * self.view.size)
+        crop: Any = self._steps.steps[0]
+        _, _, height, width = crop.get_params(Image.new("1", size), crop.scale, crop.ratio)
+        spare: int = min(height, width) // (2 * self.eval_transform.size)
         return 1 << max(spare.bit_length() - 1, 0)
 
-    def finish(self, images: Tensor, key: np.ndarray | None = None) -> Tensor:
+    def finish(self, images: Tensor, key: np.ndarray) -> Tensor:
         """Shift and flip prepared images (B, C, H, W), uint8, by keys (B,), then normalise."""
-        if self._in_batch:
+        if self.augment.scale is None and (self.augment.pad or self.augment.hflip):
             images = _shift_and_flip(images, uniform(key, 3), self.augment.pad, self.augment.hflip)
-        return self.view.finish(images)
+        return self.eval_transform.finish(images)
 
     def keeps(self, size: tuple[int, int]) -> bool:
         """Whether `prepare` leaves images of this width and height as they are."""
-        plain = self.augment.scale is None and not self.augment.color_jitter and not self.augment.auto_augment
-        return plain and self.view.keeps(size)
-
-    @property
-    def _in_batch(self) -> bool:
-        return self.augment.scale is None and bool(self.augment.pad or self.augment.hflip)
+        augment = self.augment
+        in_batch = augment.scale is None and not augment.color_jitter and not augment.auto_augment
+        return in_batch and self.eval_transform.keeps(size)
 
     @cached_property
-    def _steps(self) -> Any:
+    def _steps(self) -> "_Chain":
         from timm.data.transforms_factory import transforms_imagenet_train
 
         # In three parts; the last, the conversion to a tensor, is done for the whole batch in `finish`.
         crop, colour, _ = transforms_imagenet_train(
-            self.view.size,
+            self.eval_transform.size,
             scale=self.augment.scale,
             ratio=self.augment.ratio,
             hflip=self.augment.hflip,
-            color_jitter=self.augment.color_jitter or None,
+            color_jitter=self.augment.color_jitter or None,  # type: ignore[arg-type]
             auto_augment=self.augment.auto_augment,
             interpolation=self.augment.train_interpolation,
-            mean=self.view.mean,
-            std=self.view.std,
+            mean=self.eval_transform.mean,
+            std=self.eval_transform.std,
             separate=True,
         )
-        first = crop.transforms if self.augment.scale is not None else [self.view.prepare]
+        first = crop.transforms if self.augment.scale is not None else [self.eval_transform.prepare]
         return _Chain([*first, *colour.transforms])
-
-    @property
-    def _crop(self) -> Any:
-        return self._steps.steps[0]
 
 
 def _shift_and_flip(images: Tensor, draws: np.ndarray, pad: int, hflip: float) -> Tensor:
@@ -249,7 +228,7 @@ def stack(images: list[Image.Image]) -> Tensor:
 class _Chain:
     """Steps one after the other; torchvision's Compose without its check of every call."""
 
-    def __init__(self, steps: list[Any]) -> None:
+    def __init__(self, steps: list[Callable[[Image.Image], Image.Image]]) -> None:
         self.steps = steps
 
     def __call__(self, image: Image.Image) -> Image.Image:

@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from didicm.data.folder import EXTENSIONS, TRAIN_NAMES, VAL_NAMES
-from didicm.data.hf import names_and_labels
-from didicm.data.images import DataError, ImageSet, Strings, open_image, readable
+from didicm.data.folder import EXTENSIONS, Strings, find_splits, split_of
+from didicm.data.images import DataError, ImageSet, names_and_labels, open_image, readable
+from didicm.errors import reason
 
 
 class ShardSet(ImageSet):
     """Images inside tar files. A sample is the members that share a name: `0001.jpg` and `0001.cls`."""
 
-    def __init__(self, paths: list[str], channels: int) -> None:
+    def __init__(self, paths: list[str]) -> None:
         self._paths = paths
-        self.channels = channels
         members: list[str] = []
         places: list[tuple[int, int, int]] = []
         values: list[str] = []
@@ -60,32 +59,29 @@ class ShardSet(ImageSet):
             return open_image(file.read(size))
 
 
-def open_shards(pattern: str, channels: int) -> tuple[ImageSet, ImageSet | None]:
+def open_shards(pattern: str) -> tuple[ImageSet, ImageSet | None]:
     """Open shards by pattern; a folder may hold shards of a training and a validation split."""
-    uri = f"wds:{pattern}"
+    uri = f"wds://{pattern}"
     folder = Path(pattern).expanduser()
     if not folder.is_dir():
         paths = _expand(pattern)
         if not paths:
-            raise DataError(f"{uri} matches no files; give a pattern such as wds:shards/train-{{000..009}}.tar")
-        return _open(paths, uri, channels), None
-    splits: dict[str, list[str]] = {"train": [], "val": []}
+            raise DataError(f"{uri} matches no files; give a pattern such as wds://shards/train-{{000..009}}.tar")
+        return _open(paths, uri), None
+    splits: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.tar")) + sorted(folder.glob("*/*.tar")):
-        words = {
-            part.replace("_", "-").split("-")[0].lower() for part in path.relative_to(folder).with_suffix("").parts
-        }
-        splits["val" if words & set(VAL_NAMES) and not words & set(TRAIN_NAMES) else "train"].append(str(path))
-    if not splits["train"]:
+        splits.setdefault(split_of(path, folder), []).append(str(path))
+    train, val = find_splits(splits)
+    if train is None:
         raise DataError(f"{uri} holds no training shards (*.tar); name the shards by a pattern")
-    val = _open(splits["val"], uri, channels) if splits["val"] else None
-    return _open(splits["train"], uri, channels), val
+    return _open(splits[train], uri), _open(splits[val], uri) if val else None
 
 
-def _open(paths: list[str], uri: str, channels: int) -> ShardSet:
+def _open(paths: list[str], uri: str) -> ShardSet:
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
         raise DataError(f"the shard {missing[0]} of {uri} does not exist; check the range in the pattern")
-    images = ShardSet(paths, channels)
+    images = ShardSet(paths)
     if not len(images):
         raise DataError(
             f"{uri} holds no samples; a sample is an image and a .cls or .json member of the same name"
@@ -115,14 +111,16 @@ def _index(path: str) -> Iterator[tuple[str, int, int, str]]:
                     label = next((record[k] for k in ("label", "cls") if k in record), None)
                     if label is not None:
                         values[key] = str(label)
-                tar.members.clear()  # tarfile remembers every member, which a large shard does not forgive
+                # tarfile remembers every member, which is too much for a large shard.
+                tar.members.clear()  # type: ignore[attr-defined]
     except (tarfile.TarError, OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as an uncompressed tar file ({error}); write it again") from error
-    bare = [member for key, (member, _, _) in images.items() if key not in values]
-    if bare:
-        raise DataError(f"{path} has no .cls and no .json label for {bare[0]}; add one")
-    for key, (member, offset, size) in images.items():
-        yield member, offset, size, values[key]
+        raise DataError(
+            f"{path} cannot be read as an uncompressed tar file ({reason(error)}); write it again"
+        ) from error
+    for key, (name, offset, size) in images.items():
+        if key not in values:
+            raise DataError(f"{path} has no .cls and no .json label for {name}; add one")
+        yield name, offset, size, values[key]
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

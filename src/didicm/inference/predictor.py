@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from didicm.checkpoint import Checkpoint, load
-from didicm.data import UnreadableImageError, transform_to_dict
+from didicm.data import UnreadableImageError
 from didicm.data.images import open_image, readable
 from didicm.diffusion import Step
 from didicm.errors import UserError
@@ -89,7 +89,7 @@ class Predictor:
         place = model_directory(directory)
         checkpoint = load(place)
         if size is not None:
-            checkpoint = replace(checkpoint, transform=transform_to_dict(view_of(checkpoint, size)))
+            checkpoint = replace(checkpoint, transform=view_of(checkpoint, size).to_dict())
         calibration, note = None, "calibration left out"
         if calibrated:
             calibration, note = find_calibration(place, checkpoint, settings)

@@ -1,29 +1,15 @@
-import io
 import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
-from rich.console import Console
 
-from didicm.data import STRONG, EvalTransform, TrainTransform
-from didicm.data.doctor import examine, render
-from tests.unit.data.making import make_folder, write
-
-
-def quiet():
-    return Console(file=io.StringIO())
-
-
-def printed(findings):
-    console = Console(file=io.StringIO(), width=300)
-    for part in render(findings):
-        console.print(part)
-    return console.file.getvalue()
+from didicm.data import Augment, DataError, EvalTransform, TrainTransform, open_data
+from didicm.data.doctor import examine, save_examples
 
 
 @pytest.fixture
-def sick(tmp_path):
+def sick(tmp_path, write, make_folder):
     root = tmp_path / "[data]"
     make_folder(root / "train", ["ant", "bee"], count=12)
     make_folder(root / "val", ["ant", "bee"], count=0)
@@ -38,7 +24,7 @@ def sick(tmp_path):
 
 
 def test_everything_is_found(sick):
-    findings = examine(str(sick), console=quiet())
+    findings = examine(open_data(str(sick), strict=False))
     train = findings.train
     assert train.images == 27
     assert train.counts == {"ant": 14, "bee": 12, "cat": 1, "yak": 0}
@@ -50,47 +36,54 @@ def test_everything_is_found(sick):
     assert [(a.split("/")[-1], b.split("/")[-1]) for a, b in findings.leaks] == [("3.png", "copy.bmp")]
     ((a, b),) = findings.contradictions
     assert {a.split("/")[-1], b.split("/")[-1]} == {"same.png", "1.png"}
-    text = printed(findings)
-    for words in (
-        "bad.png",
-        "copy.bmp",
-        "yak",
-        "cat",
-        "Mend this first: 1 training images cannot be read",
-        "[data]",
-    ):
-        assert words in text
+    assert findings.verdict == "Fix this first: 1 training image cannot be read; repair or remove."
+    assert [problem.split(";")[0] for problem in findings.problems[1:]] == [
+        "no training images of yak",
+        "1 validation image duplicated in training",
+    ]
 
 
 def test_healthy_data_is_ready():
-    findings = examine("fashion-mini", channels=1, console=quiet())
+    findings = examine(open_data("fashion-mini", channels=1))
     assert findings.problems == []
     assert findings.verdict == "Ready to train: didicm train --recipe small --data fashion-mini --out runs/mine"
-    assert "Ready to train" in printed(findings)
 
 
-def test_one_class_is_a_problem_not_a_crash(tmp_path):
-    findings = examine(str(make_folder(tmp_path, ["only"])), console=quiet())
+def test_one_class_is_a_problem_not_a_crash(tmp_path, make_folder):
+    findings = examine(open_data(str(make_folder(tmp_path, ["only"])), strict=False))
     assert "fewer than two classes" in findings.verdict
     assert any("no validation split" in line for line in findings.advice)
 
 
-def test_examples_show_the_transforms(tmp_path):
-    make_folder(tmp_path / "data")
-    transform = TrainTransform(STRONG, EvalTransform(size=24))
-    paths = [tmp_path / "new" / f"{name}.png" for name in "ab"]
-    for path in paths:
-        assert (
-            examine(str(tmp_path / "data"), transform=transform, examples=path, console=quiet()).examples == path
-        )
-    sheet = np.asarray(Image.open(paths[0]))
-    assert np.array_equal(sheet, np.asarray(Image.open(paths[1])))  # the same seed, the same picture
-    cells = [sheet[24 + row * 168 :, 8 + column * 168 :][:160, :160] for row in range(3) for column in range(5)]
+def test_progress_passes_through_every_split(sick):
+    seen = []
+
+    def track(looks, split, count):
+        for look in looks:
+            seen.append(split)
+            yield look
+        assert seen.count(split) == count
+
+    examine(open_data(str(sick), strict=False), track)
+    assert (seen.count("train"), seen.count("val")) == (27, 2)
+
+
+def test_examples_show_the_transforms(tmp_path, make_folder):
+    make_folder(tmp_path / "data", count=3)
+    (tmp_path / "data" / "dog" / "bad.png").write_bytes(b"")
+    images = open_data(str(tmp_path / "data")).train
+    strong = Augment(scale=(0.08, 1.0), hflip=0.5, auto_augment="rand-m7-mstd0.5-inc1")
+    transform = TrainTransform(strong, EvalTransform(size=24))
+    sheets = []
+    for seed in (0, 0, 1):
+        save_examples(images, transform, tmp_path / "new" / "examples.png", seed)
+        sheets.append(np.asarray(Image.open(tmp_path / "new" / "examples.png")))
+    assert np.array_equal(sheets[0], sheets[1])  # the same seed, the same picture
+    assert not np.array_equal(sheets[0], sheets[2])
+    cells = [
+        sheets[0][24 + row * 168 :, 8 + column * 168 :][:160, :160] for row in range(3) for column in range(5)
+    ]
     assert len({cell.tobytes() for cell in cells}) == 15
     assert all(cell.std() > 1 for cell in cells)
-
-
-def test_progress_is_a_line_without_a_terminal(tmp_path):
-    console = quiet()
-    examine(str(make_folder(tmp_path)), console=console)
-    assert console.file.getvalue() == "looking at 12 images of train\n"
+    with pytest.raises(DataError, match="examples cannot be saved at"):
+        save_examples(images, transform, tmp_path / "new" / "examples.png" / "x.png")

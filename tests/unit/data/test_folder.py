@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from didicm.data import DataError, UnreadableImageError, hold_out, open_data
-from tests.unit.data.making import make_folder, write
 
 
 def refused(uri, *words):
@@ -19,7 +18,7 @@ def refused(uri, *words):
         assert word in message
 
 
-def test_class_subfolders(tmp_path):
+def test_class_subfolders(tmp_path, make_folder):
     data = open_data(str(make_folder(tmp_path, ["b", "a10", "a2"], count=3)))
     assert data.class_names == ["a2", "a10", "b"]
     assert data.train.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
@@ -29,32 +28,32 @@ def test_class_subfolders(tmp_path):
     assert data.train.load(0).size == (32, 24)
 
 
-def test_one_channel(tmp_path):
+def test_one_channel(tmp_path, make_folder):
     assert open_data(str(make_folder(tmp_path)), channels=1).train.load(0).mode == "L"
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "eval", "evaluation", "test"])
 @pytest.mark.parametrize("prefix", ["", "folder:"])
-def test_train_and_validation_folders(tmp_path, name, prefix):
+def test_train_and_validation_folders(tmp_path, name, prefix, make_folder):
     make_folder(tmp_path / "train", count=3)
     make_folder(tmp_path / name, count=2)
     data = open_data(prefix + str(tmp_path))
     assert (len(data.train), len(data.val)) == (6, 4)
 
 
-def test_validation_goes_before_test(tmp_path):
+def test_validation_goes_before_test(tmp_path, make_folder):
     for name, count in (("train", 4), ("validation", 3), ("test", 2)):
         make_folder(tmp_path / name, count=count)
     assert len(open_data(str(tmp_path)).val) == 6
 
 
-def test_a_class_may_be_called_train(tmp_path):
+def test_a_class_may_be_called_train(tmp_path, make_folder):
     data = open_data(str(make_folder(tmp_path, ["train", "bus", "test"])))
     assert data.class_names == ["bus", "test", "train"]
     assert data.val is None
 
 
-def test_validation_may_lack_a_class_but_not_add_one(tmp_path):
+def test_validation_may_lack_a_class_but_not_add_one(tmp_path, write, make_folder):
     make_folder(tmp_path / "train", ["ant", "bee", "cat"])
     make_folder(tmp_path / "val", ["cat", "bee"], count=1)
     data = open_data(str(tmp_path))
@@ -63,7 +62,7 @@ def test_validation_may_lack_a_class_but_not_add_one(tmp_path):
     refused(tmp_path, "validation split", "'yak'")
 
 
-def test_nested_hidden_and_other_files(tmp_path):
+def test_nested_hidden_and_other_files(tmp_path, write, make_folder):
     make_folder(tmp_path, count=1)
     write(tmp_path / "cat" / "more" / "deep.JPG")
     write(tmp_path / "cat" / ".hidden.png")
@@ -75,7 +74,7 @@ def test_nested_hidden_and_other_files(tmp_path):
     assert [os.path.basename(data.train.name(i)) for i in range(len(data.train))] == ["0.png", "deep.JPG", "0.png"]
 
 
-def test_symbolic_links_also_in_circles(tmp_path):
+def test_symbolic_links_also_in_circles(tmp_path, write, make_folder):
     make_folder(tmp_path / "real", count=2)
     root = tmp_path / "data"
     root.mkdir()
@@ -86,7 +85,7 @@ def test_symbolic_links_also_in_circles(tmp_path):
     assert open_data(str(root)).train.labels.tolist() == [0, 0, 1, 1]
 
 
-def test_names_that_are_not_ascii(tmp_path):
+def test_names_that_are_not_ascii(tmp_path, write):
     composed, decomposed = (unicodedata.normalize(form, "Äpfel 日本") for form in ("NFC", "NFD"))
     write(tmp_path / "train" / composed / "ö.png")
     write(tmp_path / "train" / "x" / "1.png")
@@ -97,7 +96,7 @@ def test_names_that_are_not_ascii(tmp_path):
     assert data.train.load(1).size == (32, 24)
 
 
-def test_a_name_that_is_not_even_utf8(tmp_path):
+def test_a_name_that_is_not_even_utf8(tmp_path, make_folder):
     make_folder(tmp_path, count=1)
     odd = os.fsencode(str(tmp_path / "cat")) + b"/z\xff.png"
     os.rename(os.fsencode(str(tmp_path / "cat" / "0.png")), odd)
@@ -106,7 +105,7 @@ def test_a_name_that_is_not_even_utf8(tmp_path):
     data.train.name(0).encode("utf-8")
 
 
-def test_zero_bytes_truncated_and_false_files_are_named(tmp_path):
+def test_zero_bytes_truncated_and_false_files_are_named(tmp_path, write, make_folder):
     make_folder(tmp_path, count=1)
     (tmp_path / "cat" / "1.png").write_bytes(b"")
     (tmp_path / "cat" / "2.jpg").write_text("<html>404</html>")
@@ -125,17 +124,17 @@ def test_missing_path(tmp_path):
     refused("", "does not exist")
 
 
-def test_file_instead_of_folder(tmp_path):
+def test_file_instead_of_folder(tmp_path, write):
     refused(write(tmp_path / "a.png"), "is a file")
     (tmp_path / "b.parquet").touch()
-    refused(tmp_path / "b.parquet", "write hf:")
+    refused(tmp_path / "b.parquet", "write hf://")
 
 
 def test_empty_folder(tmp_path):
     refused(tmp_path, str(tmp_path), "is empty")
 
 
-def test_images_without_class_folders(tmp_path):
+def test_images_without_class_folders(tmp_path, write):
     write(tmp_path / "a.png")
     refused(tmp_path, "one subfolder per class")
 
@@ -146,28 +145,28 @@ def test_folders_without_images(tmp_path):
     refused(tmp_path, "hold no images")
 
 
-def test_one_class(tmp_path):
+def test_one_class(tmp_path, make_folder):
     refused(make_folder(tmp_path, ["only"]), "single class", "only")
 
 
-def test_one_empty_class(tmp_path):
+def test_one_empty_class(tmp_path, make_folder):
     make_folder(tmp_path)
     (tmp_path / "yak").mkdir()
     refused(tmp_path, "no training images of class yak")
     assert open_data(str(tmp_path), strict=False).class_names == ["cat", "dog", "yak"]
 
 
-def test_only_a_validation_folder(tmp_path):
+def test_only_a_validation_folder(tmp_path, make_folder):
     make_folder(tmp_path / "val")
     refused(tmp_path, "no train folder", str(tmp_path / "val"))
 
 
-def test_wrong_channels(tmp_path):
+def test_wrong_channels(tmp_path, make_folder):
     with pytest.raises(DataError, match="channels must be 1"):
         open_data(str(make_folder(tmp_path)), channels=4)
 
 
-def test_hold_out_cuts_only_when_needed(tmp_path):
+def test_hold_out_cuts_only_when_needed(tmp_path, make_folder):
     data = open_data(str(make_folder(tmp_path, count=10)))
     cut = hold_out(data, 0.2, seed=0)
     names = {cut.train.name(i) for i in range(len(cut.train))}, {cut.val.name(i) for i in range(len(cut.val))}
@@ -179,7 +178,7 @@ def test_hold_out_cuts_only_when_needed(tmp_path):
         hold_out(open_data(str(make_folder(tmp_path / "few", count=1))), 0.5, seed=0)
 
 
-def test_pickles_for_workers(tmp_path):
+def test_pickles_for_workers(tmp_path, make_folder):
     images = pickle.loads(pickle.dumps(open_data(str(make_folder(tmp_path))).train))
     assert isinstance(images.load(0), Image.Image)
 

@@ -5,8 +5,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from didicm.data.images import ArraySet, Strings, UnreadableImageError, open_image, to_channels
-from tests.unit.data.making import picture
+from didicm.data.folder import Strings
+from didicm.data.images import (
+    ArraySet,
+    DataError,
+    MemorySet,
+    UnreadableImageError,
+    open_image,
+    relabel,
+    sort_names,
+    to_channels,
+)
 
 
 def stored(image, file_format="PNG", **options):
@@ -23,7 +32,7 @@ def pixel(image):
 @pytest.mark.parametrize(
     "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16"]
 )
-def test_every_mode_becomes_grey_or_rgb(mode, channels):
+def test_every_mode_becomes_grey_or_rgb(mode, channels, picture):
     if mode == "I;16":
         image = Image.fromarray(np.arange(12, dtype=np.uint16).reshape(3, 4))
     elif mode == "PA":
@@ -120,3 +129,29 @@ def test_strings_hold_any_file_name():
     names = ["a", "", "größe/ü.png", "broken\udcff", "日本"]
     strings = pickle.loads(pickle.dumps(Strings(names)))
     assert [strings[i] for i in range(len(strings))] == names
+
+
+def test_channels_change_without_opening_again():
+    pixels = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 2, 2, 3) * 10
+    images = ArraySet(pixels, np.arange(2), ["a", "b"])
+    for source in (images, images.select(np.array([0, 1])), MemorySet(images)):
+        grey = source.with_channels(1)
+        assert (grey.load(1).mode, source.load(1).mode) == ("L", "RGB")
+        assert grey.labels is source.labels
+        colour = MemorySet(grey).with_channels(3)
+        assert np.array_equal(np.asarray(colour.load(1)), pixels[1])
+    with pytest.raises(DataError, match="channels"):
+        images.with_channels(2)
+
+
+def test_relabel_looks_only_at_classes_with_images():
+    images = ArraySet(np.zeros((3, 2, 2), dtype=np.uint8), np.array([2, 0, 2]), ["dog", "yak", "ant"])
+    new = relabel(images, ["ant", "bee", "dog"])
+    assert new.labels.tolist() == [0, 2, 0]
+    assert new.class_names == ["ant", "bee", "dog"]
+    with pytest.raises(DataError, match="'dog'"):
+        relabel(images, ["ant"])
+
+
+def test_natural_order():
+    assert sort_names(["a10", "b", "a2", "10", "9", "x²"]) == ["9", "10", "a2", "a10", "b", "x²"]

@@ -5,11 +5,8 @@ import pytest
 import torch
 
 from didicm.data import (
-    NONE,
-    SMALL,
-    STRONG,
-    WEAK,
     ArraySet,
+    Augment,
     Corruptions,
     DataError,
     EvalTransform,
@@ -17,14 +14,16 @@ from didicm.data import (
     make_loader,
     open_data,
 )
-from didicm.data.order import epoch_order, occurrences
-from tests.unit.data.making import make_folder
+from didicm.data.batches import epoch_order, occurrences
 
 VIEW = EvalTransform(size=16)
+NONE, SMALL = Augment(), Augment(pad=2, hflip=0.5)
+WEAK = Augment(scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4)
+STRONG = Augment(scale=(0.08, 1.0), hflip=0.5, auto_augment="rand-m7-mstd0.5-inc1", repeats=3)
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
+def images(tmp_path_factory, make_folder):
     return open_data(str(make_folder(tmp_path_factory.mktemp("data"), ["a", "b", "c"], count=8))).train
 
 
@@ -169,7 +168,7 @@ def test_fast_path_is_taken_for_small_images_and_gives_the_same():
 
 class TestUnreadable:
     @pytest.fixture
-    def damaged(self, tmp_path):
+    def damaged(self, tmp_path, make_folder):
         make_folder(tmp_path, count=10)
         for i in (2, 5):
             (tmp_path / "cat" / f"{i}.png").write_bytes(b"")
@@ -196,18 +195,38 @@ class TestUnreadable:
         assert len(loader.skipped) == 2
 
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_too_many_end_the_run_with_a_sentence(self, tmp_path, workers):
+    @pytest.mark.parametrize(("train", "split"), [(True, "training"), (False, "evaluation")])
+    def test_too_many_end_the_run_with_a_sentence(self, tmp_path, make_folder, workers, train, split):
         make_folder(tmp_path, count=30)
         for i in range(11):
             (tmp_path / "dog" / f"{i}.png").write_bytes(b"junk")
-        loader = make_loader(
-            open_data(str(tmp_path)).train, TrainTransform(WEAK, VIEW), 4, train=True, seed=0, workers=workers
-        )
-        with pytest.raises(DataError, match=r"11 of 60 images cannot be read.*dog.*didicm doctor") as caught:
+        images = open_data(str(tmp_path)).train
+        transform = TrainTransform(WEAK, VIEW) if train else VIEW
+        loader = make_loader(images, transform, 4, train=train, seed=0, workers=workers)
+        with pytest.raises(DataError, match=rf"11 of 60 {split} images cannot be read.*dog.*doctor") as caught:
             list(loader)
         assert "\n" not in str(caught.value)
+        assert {images.name(skip.index) for skip in loader.skipped} == {
+            str(tmp_path / "dog" / f"{i}.png") for i in range(11)
+        }
+        assert all(images.name(skip.index) in skip.reason for skip in loader.skipped)
 
-    def test_a_class_without_any_readable_image(self, tmp_path):
+    def test_one_in_a_hundred_is_allowed(self):
+        class Damaged(ArraySet):
+            def original(self, i):
+                if i < self.bad:
+                    raise OSError("damaged")
+                return super().original(i)
+
+        images = Damaged(np.zeros((1200, 4, 4), dtype=np.uint8), np.arange(1200) % 2, ["a", "b"], channels=1)
+        view = EvalTransform(size=4, channels=1, crop_pct=1.0)
+        images.bad = 12
+        assert sum(len(label) for _, label in make_loader(images, view, 100, train=False, seed=0)) == 1188
+        images.bad = 13
+        with pytest.raises(DataError, match="13 of 1200"):
+            list(make_loader(images, view, 100, train=False, seed=0))
+
+    def test_a_class_without_any_readable_image(self, tmp_path, make_folder):
         make_folder(tmp_path, count=3)
         for i in range(3):
             (tmp_path / "dog" / f"{i}.png").write_bytes(b"junk")

@@ -7,7 +7,7 @@ import torch
 
 from didicm import DiffusionClassifier, StandardClassifier, UserError, create_model, load, save
 from didicm.checkpoint import Checkpoint
-from didicm.data import ArraySet, Corruptions, EvalTransform, transform_to_dict
+from didicm.data import ArraySet, Corruptions, EvalTransform
 from didicm.evaluation import Conformal, apply_temperature
 from didicm.evaluation.run import (
     Calibration,
@@ -34,7 +34,7 @@ def make(kind, names=NAMES, transform=True):
     with torch.no_grad():
         for parameter in model.parameters():  # networks start by saying nothing
             parameter.add_(0.1 * torch.randn_like(parameter))
-    view = transform_to_dict(EvalTransform(8, 1, crop_pct=1.0)) if transform else None
+    view = EvalTransform(8, 1, crop_pct=1.0).to_dict() if transform else None
     return Checkpoint(classifier.eval(), names, view)
 
 

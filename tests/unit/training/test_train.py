@@ -288,7 +288,7 @@ def test_folders_parquet_and_shards_train_alike(tmp_path):
                 info = tarfile.TarInfo(f"{i:04}.{end}")
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
-    for uri in (str(folder), f"hf:{tmp_path / 'train.parquet'}", f"wds:{tmp_path / 'shard-0.tar'}"):
+    for uri in (str(folder), f"hf://{tmp_path / 'train.parquet'}", f"wds://{tmp_path / 'shard-0.tar'}"):
         run = tmp_path / uri.partition(":")[0].strip("/").replace("/", "-")
         changes = {"data": uri, "fraction": 1, "batch_size": 5, "val_fraction": 0.2, "image__size": 16}
         assert main(flags(run, **changes)) == 0

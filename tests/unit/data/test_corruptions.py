@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from didicm.data import Corruption, Corruptions, DataError, open_data
-from didicm.data.corruptions import SUITE, reduce_resolution
-from tests.unit.data.making import picture
+from didicm.data import Corruptions, DataError, open_data
+from didicm.data.corruptions import SUITE, Corruption, reduce_resolution
 
-SOURCES = {
-    "fashion": lambda: [open_data("fashion-mini", channels=1).train.load(i) for i in range(0, 2000, 100)],
-    "rgb": lambda: [picture(i, (96, 64)) for i in range(8)],
-}
+
+@pytest.fixture(params=["fashion", "rgb"])
+def images(request, picture):
+    if request.param == "rgb":
+        return [picture(i, (96, 64)) for i in range(8)]
+    fashion = open_data("fashion-mini", channels=1).train
+    return [fashion.load(i) for i in range(0, 2000, 100)]
 
 
 def damage(images, corruption):
@@ -19,10 +21,8 @@ def damage(images, corruption):
     return np.mean([(np.asarray(a, dtype=float) - np.asarray(b, dtype=float)) ** 2 for a, b in pairs])
 
 
-@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", SUITE)
-def test_damage_rises_with_severity(name, source):
-    images = SOURCES[source]()
+def test_damage_rises_with_severity(name, images):
     levels = [damage(images, Corruption(name, severity)) for severity in range(1, 6)]
     assert levels[0] > 1
     assert all(a < b for a, b in pairwise(levels)), levels
@@ -31,21 +31,21 @@ def test_damage_rises_with_severity(name, source):
 @pytest.mark.parametrize("name", SUITE)
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("size", [(7, 7), (7, 30), (61, 40)])
-def test_any_size_and_mode(name, mode, size):
+def test_any_size_and_mode(name, mode, size, picture):
     for severity in (1, 5):
         result = Corruption(name, severity)(picture(0, size, mode), np.random.default_rng(0))
         assert (result.mode, result.size) == (mode, size)
 
 
 @pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "motion_blur", "occlusion"])
-def test_randomness_comes_from_the_generator_alone(name):
+def test_randomness_comes_from_the_generator_alone(name, picture):
     image, corruption = picture(0, (40, 40)), Corruption(name, 3)
     same = [corruption(image, np.random.default_rng(5)).tobytes() for _ in range(2)]
     assert same[0] == same[1]
     assert same[0] != corruption(image, np.random.default_rng(6)).tobytes()
 
 
-def test_original_stays_as_it_was():
+def test_original_stays_as_it_was(picture):
     image = picture()
     before = image.tobytes()
     for name in SUITE:
@@ -60,7 +60,7 @@ def test_occlusion_covers_its_share():
         assert covered.mean() == pytest.approx(share, abs=0.02)
 
 
-def test_resolution():
+def test_resolution(picture):
     image = picture(0, (100, 50))
     assert reduce_resolution(image, 25).size == (50, 25)
     assert reduce_resolution(image, 60) is image
@@ -79,7 +79,8 @@ def test_parsing():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fog:1", "no corruption 'fog'; choose from"),
+        ("fog:1", "no corruption 'fog'; choose one of"),
+        ("nois:3", "did you mean noise"),
         ("blur:6", "1 to 5, got 6"),
         ("blur:0", "1 to 5, got 0"),
         ("blur", "write name:severity"),

@@ -5,47 +5,46 @@ import numpy as np
 import pytest
 import torch
 
-from didicm.data import (
-    NONE,
-    SMALL,
-    STRONG,
-    WEAK,
-    Augment,
-    DataError,
-    EvalTransform,
-    TrainTransform,
-    open_data,
-    transform_from_dict,
-    transform_to_dict,
-)
+from didicm.data import Augment, DataError, EvalTransform, TrainTransform, open_data
 from didicm.data.randomness import keys, preserved
 from didicm.data.transforms import stack
-from tests.unit.data.making import picture, write
+from didicm.settings import load_recipe
+
+# The paper's table `tab:aug`.
+WEAK = Augment(scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4)
+STRONG = Augment(
+    scale=(0.08, 1.0),
+    hflip=0.5,
+    auto_augment="rand-m7-mstd0.5-inc1",
+    repeats=3,
+    mixup=0.2,
+    cutmix=1.0,
+    label_smoothing=0.1,
+)
+NONE, SMALL = Augment(), Augment(pad=2, hflip=0.5)
 
 
 def test_recipes_are_the_papers():
-    assert (WEAK.scale, WEAK.hflip, WEAK.color_jitter) == ((0.08, 1.0), 0.5, 0.4)
-    assert (WEAK.auto_augment, WEAK.repeats, WEAK.mixup, WEAK.cutmix, WEAK.label_smoothing) == (None, 1, 0, 0, 0)
-    assert (STRONG.scale, STRONG.hflip, STRONG.color_jitter) == ((0.08, 1.0), 0.5, 0)
-    assert STRONG.auto_augment == "rand-m7-mstd0.5-inc1"
-    assert (STRONG.repeats, STRONG.mixup, STRONG.cutmix, STRONG.label_smoothing) == (3, 0.2, 1.0, 0.1)
-    assert EvalTransform().crop_pct == 0.875
+    for name, augment in (("weak", WEAK), ("strong", STRONG)):
+        config = load_recipe(name)
+        assert config.augment == augment
+        assert (config.image.size, config.image.crop_pct) == (224, 0.875)
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (50, 90)])
-def test_evaluation_agrees_with_timm(size):
+def test_evaluation_agrees_with_timm(size, picture):
     from timm.data.transforms_factory import transforms_imagenet_eval
 
     theirs = transforms_imagenet_eval(224, crop_pct=0.875, interpolation="bicubic")(picture(0, size))
     assert torch.allclose(EvalTransform()(picture(0, size)), theirs, atol=1e-5)
 
 
-def test_evaluation_converts_any_mode():
+def test_evaluation_converts_any_mode(picture):
     assert EvalTransform(size=16, channels=1)(picture(mode="RGBA")).shape == (1, 16, 16)
     assert EvalTransform(size=16)(picture(mode="L")).shape == (3, 16, 16)
 
 
-def test_restore_undoes_finish():
+def test_restore_undoes_finish(picture):
     view = EvalTransform(size=24, crop_pct=1.0)
     pixels = stack([view.prepare(picture(i)) for i in range(3)])
     assert torch.equal(view.restore(view.finish(pixels)), pixels)
@@ -53,8 +52,9 @@ def test_restore_undoes_finish():
 
 @pytest.mark.parametrize("augment", [WEAK, STRONG, SMALL, NONE], ids=["weak", "strong", "small", "none"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_training_views_are_a_function_of_the_key(augment, channels):
-    transform = pickle.loads(pickle.dumps(TrainTransform(augment, EvalTransform(size=20, channels=channels))))
+def test_training_views_are_a_function_of_the_key(augment, channels, picture):
+    eval_transform = EvalTransform(size=20, channels=channels)
+    transform = pickle.loads(pickle.dumps(TrainTransform(augment, eval_transform)))
     key = keys(0, np.arange(12))
     image = picture(0, (60, 40))
 
@@ -71,7 +71,7 @@ def test_training_views_are_a_function_of_the_key(augment, channels):
     assert different == 1 if augment is NONE else different > 6
 
 
-def test_none_is_the_evaluation_view():
+def test_none_is_the_evaluation_view(picture):
     view = EvalTransform(size=20)
     transform = TrainTransform(NONE, view)
     prepared = stack([transform.prepare(picture(), 1)])
@@ -94,7 +94,7 @@ def test_small_shifts_by_at_most_pad_and_flips_half():
     assert np.mean([flipped for _, _, flipped in found]) == pytest.approx(0.5, abs=0.05)
 
 
-def test_shrinking_keeps_the_crop_large_and_the_picture_the_same(tmp_path):
+def test_shrinking_keeps_the_crop_large_and_the_picture_the_same(tmp_path, write):
     transform = TrainTransform(WEAK, EvalTransform(size=28))
     factors = [transform.shrink((500, 375), int(k)) for k in keys(np.arange(200))]
     assert set(factors) == {1, 2, 4}  # the largest crop is 375 px: 375 / 4 is above 2 x 28, 375 / 8 is not
@@ -112,11 +112,11 @@ def test_shrinking_keeps_the_crop_large_and_the_picture_the_same(tmp_path):
 
 def test_transform_survives_json():
     transform = EvalTransform(size=56, channels=1, mean=(0.2,), std=(0.3,), crop_pct=0.9, interpolation="bilinear")
-    description = json.loads(json.dumps(transform_to_dict(transform)))
+    description = json.loads(json.dumps(transform.to_dict()))
     assert set(description) == {"size", "channels", "mean", "std", "crop_pct", "interpolation"}
-    assert transform_from_dict(description) == transform
-    with pytest.raises(DataError, match="'sise'"):
-        transform_from_dict({**description, "sise": 3})
+    assert EvalTransform.from_dict(description) == transform
+    with pytest.raises(DataError, match="'sise'; did you mean size"):
+        EvalTransform.from_dict({**description, "sise": 3})
 
 
 @pytest.mark.parametrize(
