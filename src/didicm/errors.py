@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MANY = 20  # names that no sentence should list
+
 
 class UserError(ValueError):
     """Bad input: the message is one sentence that names the file or option and what to do.
@@ -18,6 +20,8 @@ def reason(error: BaseException) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest known name, or the list of them: the end of a sentence about an unknown one."""
-    names = [str(k) for k in known]
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(sorted(names))}"
+    names = sorted(map(str, known))
+    close = get_close_matches(name, names, n=1, cutoff=0.7)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"choose one of {', '.join(names)}" if len(names) <= MANY else "--help lists the names"

@@ -36,7 +36,7 @@ def parse(
     kinds = setting_types(options)
     given, rest = read_flags(argv, kinds, command)
     if given.pop("help", False):
-        print(show_help(command, description, options, positional))
+        print(show_help(command, description, options, positional=positional))
         sys.exit(0)
     for i, name in enumerate(positional):
         if get_origin(kinds[name]) is tuple:
@@ -125,17 +125,18 @@ def _yaml(text: str, flag: str) -> Any:
         raise UserError(f"--{flag}: {text!r} cannot be read ({reason(error)})") from error
 
 
-def show_help(command: str, description: str, options: type, positional: Sequence[str] = ()) -> str:
-    """What --help prints."""
-    words = help_of(options)
+def show_help(command: str, description: str, *options: type, positional: Sequence[str] = ()) -> str:
+    """What --help prints: the fields of all `options`."""
     usage = " ".join([f"usage: didicm {command}", *(name.upper() for name in positional), "[--OPTION VALUE ...]"])
     lines = [usage, "", *textwrap.wrap(description, 100), ""]
-    for name, kind in setting_types(options).items():
-        default = _default(options, name)
-        shown = "" if default in (None, "", (), {}, False, MISSING) else f" (default {_short(default)})"
-        left = name.upper() if name in positional else f"--{_dashed(name)}"
-        text = f"{words.get(name, describe(kind))}{shown}"
-        lines += textwrap.wrap(text, 110, initial_indent=f"  {left:<28} ", subsequent_indent=" " * 31)
+    for cls in options:
+        words = help_of(cls)
+        for name, kind in setting_types(cls).items():
+            default = _default(cls, name)
+            shown = "" if default in (None, "", (), {}, False, MISSING) else f" (default {_short(default)})"
+            left = name.upper() if name in positional else f"--{_dashed(name)}"
+            text = f"{words.get(name, describe(kind))}{shown}"
+            lines += textwrap.wrap(text, 110, initial_indent=f"  {left:<28} ", subsequent_indent=" " * 31)
     return "\n".join(lines)
 
 

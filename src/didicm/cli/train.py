@@ -1,159 +1,162 @@
 """`didicm train`: from images to a model, in one command that can be stopped and resumed at any time."""
 
-import sys
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import yaml
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
+from didicm.cli.flags import read_flags, show_help
 from didicm.errors import UserError
-from didicm.settings import TrainConfig, differences, recipe_path, recipes, to_yaml
+from didicm.settings import (
+    CHANGEABLE_ON_RESUME,
+    TrainConfig,
+    flatten,
+    load_recipe,
+    override,
+    read_yaml,
+    recipes,
+    setting_types,
+    to_yaml,
+)
 from didicm.training.build import build, check_batches, estimate
-from didicm.training.loop import BEST, CONFIG, LAST, STATE, train
-from didicm.training.state import has_state, load_state
+from didicm.training.devices import make_fabric
+from didicm.training.loop import BEST, CONFIG, LAST, train
+from didicm.training.state import STATE, has_state, load_state
 from didicm.training.tracking import METRICS
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What is no setting of the run itself.
+
+    Args:
+        recipe: settings to start from
+        config: a YAML file of settings, which override the recipe's
+        dry_run: show what would happen, write nothing
+        extend: let a run that exists train for more epochs
+    """
+
+    recipe: str | None = None
+    config: Path | None = None
+    dry_run: bool = False
+    extend: bool = False
 
 
 def main(argv: list[str]) -> int:
     """Train, resume, or with --dry-run say what would happen."""
-    parser = make_parser()
-    parsed = parser.parse_args(expand_recipe(argv))
-    config = to_config(parser, parsed)
+    given, rest = read_flags(argv, {**setting_types(TrainOptions), **setting_types(TrainConfig)}, "train")
+    if given.get("help"):
+        text = (
+            "Train a diffusion or standard classifier. Run it again on the same --out to resume. "
+            f"Recipes: {', '.join(recipes())}."
+        )
+        print(show_help("train", text, TrainOptions, TrainConfig))
+        return 0
+    if rest:
+        raise UserError(f"didicm train does not take {rest[0]!r}: see didicm train --help")
+    options = TrainOptions(**{name: given.pop(name) for name in setting_types(TrainOptions) if name in given})
+    config = resolve(options, given)
     if not config.out:
         raise UserError("no --out: say where the run's directory should be")
-    folder = Path(config.out)
-    stored = read_stored(folder, parser)
-    if stored is not None:
-        config = resume(stored, config, asked=_asked(argv), folder=folder)
+    folder, console = Path(config.out), Console(soft_wrap=True)
+    if (folder / CONFIG).is_file():
+        config = resume(folder, config, stated(options, given), extend=options.extend)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is in use and holds no run: give another --out")
-    console = Console(soft_wrap=True)
-    if parsed.dry_run:
+    if options.dry_run:
         show_plan(config, console)
         return 0
-    if has_state(folder / STATE) and load_state(folder / STATE)[0].finished:
+    if has_state(folder) and load_state(folder)[0].finished and config.epochs == read_stored(folder).epochs:
         console.print(f"{folder} is finished; its best model is in {folder / BEST}")
         return 0
-    warn(config, console)
-    try:
-        train(config)
-    except KeyboardInterrupt:
-        console.print(f"stopped and saved; resume with: didicm train --out {folder}")
-        return 130
-    position = load_state(folder / STATE)[0]
-    if position.skipped_steps:
-        console.print(f"half precision skipped {position.skipped_steps} steps")
-    if position.unreadable:
-        console.print(f"{position.unreadable} images could not be read: didicm doctor {config.data} names them")
-    console.print(f"best model: {folder / BEST}   last: {folder / LAST}   numbers: {folder / METRICS}")
-    return 0
-
-
-def make_parser() -> ArgumentParser:
-    """The flags: every field of TrainConfig, `--recipe`, `--config` and `--dry-run`."""
-    parser = ArgumentParser(
-        prog="didicm train",
-        description="Train a diffusion or standard classifier. Run it again on the same --out to resume.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--recipe", help=f"settings to start from: {', '.join(recipes())}")
-    parser.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
-    parser.add_argument("--dry-run", action="store_true", help="show what would happen, write nothing")
-    parser.add_class_arguments(TrainConfig)
-    return parser
-
-
-def expand_recipe(argv: list[str]) -> list[str]:
-    """Replace `--recipe NAME` by its YAML file, before all other flags so that they override it."""
-    rest, name, method = [], None, "diffusion"
-    values = iter(argv)
-    for flag in values:
-        key, equals, value = flag.partition("=")
-        if key == "--recipe":
-            name = value if equals else next(values, "")
-            continue
-        if key == "--method":
-            method = value if equals else next(values, "")
-            rest.append(f"--method={method}")
-            continue
-        rest.append(flag)
-    return rest if name is None else [f"--config={recipe_path(name, method)}", *rest]
-
-
-def to_config(parser: ArgumentParser, parsed: Namespace) -> TrainConfig:
-    """Settings as dataclasses."""
-    made = parser.instantiate_classes(parsed)
-    return TrainConfig(**{field.name: made[field.name] for field in fields(TrainConfig)})
-
-
-def read_stored(folder: Path, parser: ArgumentParser) -> TrainConfig | None:
-    """Settings of a run that exists."""
-    path = folder / CONFIG
-    if not path.is_file():
-        return None
-    try:
-        text = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return to_config(parser, parser.parse_object(text))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-
-
-def resume(stored: TrainConfig, config: TrainConfig, asked: bool, folder: Path) -> TrainConfig:
-    """Settings to go on with: the stored ones, unless others were asked for, which is refused."""
-    if not asked:
-        return stored
-    changed = differences(stored, config)
-    if changed:
-        raise UserError(
-            f"{folder} was started with other settings ({'; '.join(changed)}): "
-            f"resume it with just --out {folder}, or give another --out"
-        )
-    return config
-
-
-def warn(config: TrainConfig, console: Console) -> None:
-    """Say what a user should know before hours pass."""
     if config.balance != "none":
         console.print(
             f"note: balance {config.balance} makes rare classes seem as common as others, which shifts calibration"
         )
+    try:
+        train(config, console=console)
+    except KeyboardInterrupt:
+        console.print(f"stopped and saved; resume with: didicm train --out {folder}")
+        return 130
+    progress = load_state(folder)[0]
+    if progress.skipped_steps:
+        console.print(f"half precision skipped {progress.skipped_steps} steps")
+    if progress.unreadable:
+        console.print(f"{progress.unreadable} training images could not be read: see didicm doctor {config.data}")
+    console.print(f"best model: {folder / BEST}   last: {folder / LAST}   numbers: {folder / METRICS}")
+    return 0
+
+
+def resolve(options: TrainOptions, given: Mapping[str, Any]) -> TrainConfig:
+    """Settings from defaults, recipe, file and flags; each overrides the one before."""
+    base = TrainConfig()
+    if options.recipe is not None:
+        base = load_recipe(options.recipe, given.get("method", "diffusion"))
+    return override(base, read_yaml(Path(options.config)) if options.config else {}, given)
+
+
+def stated(options: TrainOptions, given: Mapping[str, Any]) -> list[str]:
+    """Settings that the user stated, by recipe, file or flag: a run that exists must agree with these alone."""
+    usual, asked = flatten(TrainConfig()), flatten(resolve(options, given))
+    whole = options.recipe is not None or options.config is not None
+    return [name for name in asked if name in given or (whole and asked[name] != usual[name])]
+
+
+def resume(folder: Path, asked: TrainConfig, names: Sequence[str], *, extend: bool) -> TrainConfig:
+    """Settings to go on with: the stored ones; a setting that was stated must be the same."""
+    stored = read_stored(folder)
+    old, new = flatten(stored), flatten(asked)
+    wanted = {name: new[name] for name in names if new[name] != old[name] and name != "out"}
+    changes = {name: wanted.pop(name) for name in CHANGEABLE_ON_RESUME if name in wanted}
+    if extend and "epochs" in wanted:
+        changes["epochs"] = wanted.pop("epochs")
+        if changes["epochs"] < stored.epochs:
+            raise UserError(f"--extend needs more epochs than the {stored.epochs} of {folder}")
+    if wanted:
+        told = "; ".join(f"{name} is {old[name]}, not {value}" for name, value in wanted.items())
+        remedy = "add --extend to train longer, " if list(wanted) == ["epochs"] else ""
+        raise UserError(
+            f"{folder} was started with other settings ({told}): {remedy}"
+            f"resume it with just --out {folder}, or give another --out"
+        )
+    return replace(override(stored, changes), out=str(folder))
+
+
+def read_stored(folder: Path) -> TrainConfig:
+    """Settings of a run that exists."""
+    try:
+        return override(TrainConfig(), read_yaml(folder / CONFIG))
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG} is damaged ({error}): restore it, or give another --out") from error
 
 
 def show_plan(config: TrainConfig, console: Console) -> None:
     """Everything resolved: settings, data, cost, memory, files."""
-    parts = build(config)
-    world = config.run.devices * config.run.nodes if isinstance(config.run.devices, int) else config.run.nodes
-    check_batches(config, parts, world)
-    need = estimate(config, parts, world)
-    counts = np.bincount(parts.train.labels, minlength=len(parts.class_names))
+    components, fabric = build(config), make_fabric(config.run)
+    world = fabric.world_size
+    check_batches(config, components, world)
+    need = estimate(config, components, world)
+    counts = np.bincount(components.train.labels, minlength=len(components.class_names))
     per_step = 3 * need.cost.total(config.draws_per_image) * config.batch_size
+    size, channels = components.eval_transform.size, components.eval_transform.channels
     table = Table(show_header=False, box=None)
     for name, value in {
-        "images": f"{len(parts.train)} for training, {len(parts.val)} for validation",
-        "classes": f"{len(parts.class_names)}, with {counts.min()} to {counts.max()} training images",
-        "input": f"{parts.view.size} x {parts.view.size} pixels, {parts.view.channels} channels",
+        "images": f"{len(components.train)} for training, {len(components.val)} for validation",
+        "classes": f"{len(components.class_names)}, with {counts.min()} to {counts.max()} training images",
+        "input": f"{size} x {size} pixels, {channels} channels",
         "model": f"{config.method} {config.model}, {need.cost.parameters / 1e6:.2f} M parameters",
-        "multiply-adds": f"{need.cost.total(1) / 1e6:,.1f} M a call, {per_step / 1e9:,.1f} G a training step",
-        "steps": f"{need.steps_per_epoch} an epoch, {need.steps_per_epoch * config.epochs} in all",
+        "multiply-adds": f"{need.cost.total(1) / 1e6:,.1f} M per call, {per_step / 1e9:,.1f} G per training step",
+        "steps": f"{need.steps_per_epoch} per epoch, {need.steps_per_epoch * config.epochs} in all",
         "memory": f"{need.weights_mb:,.0f} MB for weights and optimiser, about {need.activations_mb:,.0f} MB for "
-        "activations, on each process",
-        "writes": f"{config.out}/ with {CONFIG}, {METRICS}, {STATE}/, {LAST}/ and {BEST}/",
+        "activations, per process",
+        "device": f"{fabric.device}, {world} process{'es' if world > 1 else ''}",
+        "writes": f"{config.out}/ with {CONFIG}, {METRICS}, {Path(STATE).parent}/, {LAST}/ and {BEST}/",
     }.items():
         table.add_row(name, value)
     console.print(to_yaml(config), highlight=False, end="")
     console.print(table)
     console.print("nothing was written (--dry-run)")
-
-
-def _asked(argv: list[str]) -> bool:
-    """Whether any setting but --out was given."""
-    keys = [flag.partition("=")[0] for flag in argv if flag.startswith("--")]
-    return any(key not in ("--out", "--dry-run") for key in keys)
-
-
-if __name__ == "__main__":  # what lightning-fabric starts again for every further process
-    sys.exit(main(sys.argv[1:]))

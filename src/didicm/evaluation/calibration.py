@@ -1,12 +1,24 @@
-"""Temperature scaling: one number that makes a posterior sharper or flatter, fitted on held-out images."""
+"""Calibration on held-out images: a temperature that makes a posterior sharper or flatter, and conformal sets.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A calibration is stored beside the weights it was fitted to, and holds for them and one sampler alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from didicm.checkpoint import CONFIG, HUB
 from didicm.errors import UserError
+from didicm.evaluation.conformal import Conformal
 from didicm.evaluation.metrics import TINY, check, check_probs
+from didicm.files import read_json, to_json, write_files
+
+CALIBRATION = "calibration.json"
+FORMAT = 1
+AGAIN = "calibrate again, or leave the calibration out with --no-calibrated"
 
 LOWEST, HIGHEST = 0.05, 20.0
 FLAT = 1e-12  # a slope of the NLL that is rounding error
@@ -63,6 +75,66 @@ def apply_temperature(probs: Tensor, temperature: float) -> Tensor:
     return (_log(probs) / temperature).softmax(-1).to(probs.dtype)
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """A temperature and rules for sets of classes, fitted to one posterior on held-out images."""
+
+    temperature: float
+    conformal: dict[str, Conformal]  # by method; for probabilities after the temperature
+    posterior: dict[str, Any]  # size and sampler of the posterior it was fitted to
+    fitted_on: dict[str, Any]  # data, images and how many, corruption
+    check: dict[str, Any]  # what other held-out images say of it
+
+
+def save_calibration(directory: str | Path, calibration: Calibration) -> Path:
+    """Write `calibration.json` into a model directory, tied to the weights there."""
+    directory = Path(directory)
+    values = {"format": FORMAT, "weights_sha256": _weights(directory), **asdict(calibration)}
+    write_files(directory, {CALIBRATION: to_json(values)})
+    return directory / CALIBRATION
+
+
+def load_calibration(directory: str | Path) -> Calibration | None:
+    """Read the calibration of a model directory, None if there is none; one of other weights is refused."""
+    path = Path(directory) / CALIBRATION
+    if str(directory).startswith(HUB) or not path.is_file():
+        return None
+    values = read_json(path, AGAIN)
+    try:
+        if values.pop("format") != FORMAT:
+            raise ValueError("it has another format than this version of didicm reads")
+        weights, rules, posterior = (values.pop(key) for key in ("weights_sha256", "conformal", "posterior"))
+        if posterior.get("query") is not None:  # as version 0.1.0 called it
+            posterior["score_time"] = "midpoint" if posterior.pop("query") == "middle" else "start"
+        conformal = {name: Conformal.from_dict(rule) for name, rule in rules.items()}
+        calibration = Calibration(conformal=conformal, posterior=posterior, **values)
+        if not (isinstance(calibration.temperature, float) and calibration.temperature > 0):
+            raise ValueError("no temperature")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{path} cannot be used ({detail}): {AGAIN}") from error
+    if weights != _weights(Path(directory)):
+        raise UserError(f"{path} belongs to other weights: {AGAIN}")
+    return calibration
+
+
+def find_calibration(directory: str | Path, posterior: Mapping[str, Any]) -> tuple[Calibration | None, str]:
+    """The calibration stored with a model if it was fitted to this posterior, and a sentence that says so."""
+    calibration = load_calibration(directory)
+    if calibration is None:
+        return None, "not calibrated; didicm calibrate fits a temperature and conformal sets"
+    path, fitted = Path(directory) / CALIBRATION, calibration.posterior
+    changed = [name for name in {**fitted, **posterior} if fitted.get(name) != posterior.get(name)]
+    if changed:
+        detail = ", ".join(f"{name} {fitted.get(name, 'unset')}" for name in changed)
+        return None, f"{path} is left out: it was fitted with {detail}"
+    source = calibration.fitted_on
+    return calibration, (
+        f"calibrated by {path}: temperature {calibration.temperature:.3g} and conformal sets from "
+        f"{source.get('images')} images of {source.get('data')}"
+    )
+
+
 def _root(slopes: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
     """Where a rising function is 0, from its value and slope: Newton's method, held inside a bracket."""
     x = 1.0
@@ -82,3 +154,8 @@ def _at_bound(bound: float, way: str) -> str:
 
 def _log(probs: Tensor) -> Tensor:
     return probs.double().clamp_min(TINY).log()
+
+
+def _weights(directory: Path) -> str:
+    """Digest of the weights that the config names; loading a model checks that it is theirs."""
+    return str(read_json(directory / CONFIG, "restore it from a copy")["weights_sha256"])

@@ -61,6 +61,18 @@ def gather(state: Any) -> Any:
     return [gather(value) for value in state] if isinstance(state, list) else state
 
 
+def gather_rows(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Join the rows of all processes, whose number may differ by one."""
+    if fabric.world_size > 1:
+        probs, labels = probs.to(fabric.device), labels.to(fabric.device)
+        longest = int(fabric.all_reduce(torch.tensor(float(len(labels)), device=labels.device), reduce_op="max"))
+        pad = longest - len(labels)
+        labels = fabric.all_gather(nn.functional.pad(labels, (0, pad), value=-1)).flatten()
+        probs = fabric.all_gather(nn.functional.pad(probs, (0, 0, 0, pad))).flatten(0, 1)
+        probs, labels = probs[labels >= 0], labels[labels >= 0]
+    return probs.cpu(), labels.cpu()
+
+
 def scatter(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Split an optimiser's joined state as its parameters are split."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,272 +1,252 @@
-"""The training loop, for diffusion and standard classifiers alike."""
+"""The training loop, for diffusion and standard classifiers alike: read it from top to bottom."""
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 from lightning_fabric import Fabric
+from rich.console import Console
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from didicm.checkpoint import save
 from didicm.classifier import Loss
-from didicm.data import Loader, Mixer, make_loader, transform_to_dict
+from didicm.data import Loader, Mixer, make_loader
 from didicm.data.randomness import keys
 from didicm.errors import UserError
+from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.run import evaluate
 from didicm.files import write_files
 from didicm.settings import TrainConfig, to_yaml
-from didicm.training.build import RunComponents, build, build_classifier, check_batches
-from didicm.training.devices import agree, gather, is_sharded, make_fabric, scatter, stoppable
-from didicm.training.state import Progress, has_state, load_state, save_state
+from didicm.training.build import RunComponents, build, check_batches
+from didicm.training.devices import agree, gather, gather_rows, make_fabric, scatter, stoppable
+from didicm.training.state import TrainState, has_state
 from didicm.training.tracking import Tracker
-from didicm.training.validation import validate
 
-CONFIG, STATE, LAST, BEST = "config.yaml", "state", "last", "best"
+CONFIG, LAST, BEST = "config.yaml", "last", "best"
 MAX_SKIPPED = 50  # half-precision steps skipped in a row
 
+OnStep = Callable[[int, int], object]  # is told the steps done and to do
 
-def train(config: TrainConfig) -> Path:
-    """Run or resume a training; returns the run's directory."""
+
+def train(
+    config: TrainConfig,
+    *,
+    components: RunComponents | None = None,
+    on_step: OnStep | None = None,
+    console: Console | None = None,
+) -> Path:
+    """Run or resume a training; returns the run's directory.
+
+    Ctrl-C and SIGTERM save the run after the step that is being taken, then raise KeyboardInterrupt.
+
+    Args:
+        config: all settings; a run that exists in `config.out` goes on where it stopped.
+        components: what `build` made of the settings, if some of it is to be other.
+        on_step: called after every step.
+        console: where progress is shown.
+    """
     fabric = make_fabric(config.run)
     fabric.launch()
-    return Training(config, build(config), fabric).run()
+    run = components or build(config)
+    folder, console = Path(config.out), console or Console(soft_wrap=True)
+    loader = _training_loader(config, run, fabric)
+    steps_per_epoch = loader.batches_per_epoch // config.accumulate
+    total_steps = config.epochs * steps_per_epoch
+    mixer = Mixer(config.augment, len(run.class_names), config.seed, fabric.global_rank)
+
+    # The state: weights, their average, optimiser and position, restored if the run exists.
+    state = TrainState.make(config, run.classifier, fabric)
+    resumed = has_state(folder)
+    optimizer_state = state.restore(folder) if resumed else None
+    progress, classifier = state.progress, state.classifier
+    loss_module = Loss(classifier)
+    module = fabric.setup_module(torch.compile(loss_module) if config.run.compile else loss_module)
+    plain_optimizer = _optimizer(config, classifier.model)  # after the module: a sharded one has other parameters
+    if optimizer_state is not None:
+        plain_optimizer.load_state_dict(scatter(optimizer_state, plain_optimizer))
+    optimizer = fabric.setup_optimizers(plain_optimizer)
+    scheduler = _scheduler(config, plain_optimizer, steps_per_epoch, total_steps)
+    if fabric.is_global_zero:
+        write_files(folder, {CONFIG: to_yaml(config)})
+        if resumed:
+            console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
+    fabric.barrier()
+
+    silent, skipped_in_a_row, saved = not fabric.is_global_zero, 0, time.monotonic()
+    with (
+        stoppable() as stop,
+        Tracker(folder, config.run, total_steps, progress.step, console, silent=silent) as tracker,
+    ):
+        for epoch in range(progress.step // steps_per_epoch, config.epochs):
+            loader.set_epoch(epoch, progress.step % steps_per_epoch * config.accumulate)
+            batches = iter(loader)
+            for _ in range(progress.step % steps_per_epoch, steps_per_epoch):
+                # Loss and gradient, in `accumulate` parts
+                scheduler.step_update(progress.step)
+                module.train()
+                loss = 0.0
+                for part in range(config.accumulate):
+                    number = progress.step * config.accumulate + part
+                    batch = _batch(*next(batches), number, config, run, mixer, fabric)
+                    with fabric.no_backward_sync(module, enabled=part < config.accumulate - 1):
+                        part_loss = module(*batch) / config.accumulate
+                        fabric.backward(part_loss)
+                    loss += part_loss.item()
+                largest = config.optimizer.clip or math.inf
+                clipped = fabric.clip_gradients(module, optimizer, max_norm=largest, error_if_nonfinite=False)
+                norm = gather(clipped).item()
+                if not math.isfinite(norm) and config.run.precision != "16-mixed":
+                    state.save(folder, optimizer, fabric)
+                    _stop_broken(folder, progress.step, loss, norm)
+
+                # Step
+                skipped = _step(optimizer, fabric)
+                skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
+                progress.skipped_steps += skipped
+                if skipped_in_a_row >= MAX_SKIPPED:
+                    state.save(folder, optimizer, fabric)
+                    _stop_broken(folder, progress.step, math.nan, math.inf)
+                state.average()
+                progress.step += 1
+
+                # Log
+                numbers = {"loss": loss, "gradient_norm": norm, "lr": plain_optimizer.param_groups[0]["lr"]}
+                tracker.step(progress.step, epoch + 1, config.batch_size, numbers)
+                if on_step is not None:
+                    on_step(progress.step, total_steps)
+
+                # Validate, and keep the last and the best model
+                last = epoch + 1 == config.epochs
+                if progress.step % steps_per_epoch == 0 and (
+                    last or (epoch + 1) % config.run.validate_epochs == 0
+                ):
+                    with tracker.elsewhere(), state.as_saved():
+                        metrics = _validate(config, run, state, fabric, tracker, epoch + 1)
+                        score = (-metrics["cls/Acc"], metrics["cls/NLL"])
+                        better = progress.best is None or score < (-progress.best[0], progress.best[1])
+                        if fabric.is_global_zero:
+                            for name in (LAST, BEST) if better else (LAST,):
+                                transform = run.eval_transform.to_dict()
+                                save(classifier, folder / name, class_names=run.class_names, transform=transform)
+                        progress.best = [-score[0], score[1]] if better else progress.best
+                    fabric.barrier()
+
+                # Save
+                due = time.monotonic() - saved >= config.run.save_seconds
+                stopping, due = agree(fabric, bool(stop), due)
+                if stopping or due:
+                    with tracker.elsewhere():
+                        state.save(folder, optimizer, fabric)
+                    saved = time.monotonic()
+                if stopping:
+                    raise KeyboardInterrupt
+            progress.unreadable = len(loader.skipped)
+            tracker.unreadable([skip.reason for skip in loader.skipped])
+    progress.finished = True
+    state.save(folder, optimizer, fabric)
+    return folder
 
 
-class Training:
-    """One run: its parts, its position, and the steps that move it."""
+def _batch(
+    image: Tensor,
+    label: Tensor,
+    number: int,
+    config: TrainConfig,
+    run: RunComponents,
+    mixer: Mixer,
+    fabric: Fabric,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Image, target, random numbers and weights of one part of a step, as functions of the seed and its number."""
+    seed = int(keys(config.seed, number)) % 2**63
+    torch.manual_seed(seed + fabric.global_rank)  # dropout and the like
+    # Numbers for the whole batch, dealt out as the loader deals the images: any split draws the same noise.
+    draws = run.classifier.draws_per_image, run.classifier.numbers_per_draw
+    u = torch.rand(len(image) * fabric.world_size, *draws, generator=torch.Generator().manual_seed(seed))
+    u = u[fabric.global_rank :: fabric.world_size].to(image.device)
+    image, target = mixer(image, label, number)
+    weight = None if run.class_weight is None else Loss.bits(target @ run.class_weight.to(target.device))
+    return image, Loss.bits(target), Loss.bits(u), weight
 
-    def __init__(self, config: TrainConfig, parts: RunComponents, fabric: Fabric) -> None:
-        self.config, self.parts, self.fabric = config, parts, fabric
-        self.folder = Path(config.out)
-        share = check_batches(config, parts, fabric.world_size)
-        self.classifier = parts.classifier
-        if fabric.world_size > 1 and fabric.device.type == "cuda":
-            self.classifier = nn.SyncBatchNorm.convert_sync_batchnorm(self.classifier)
-        self.loader = self._loader(share)
-        self.steps_per_epoch = self.loader.batches_per_epoch // config.accumulate
-        self.total_steps = config.epochs * self.steps_per_epoch
-        self.mixer = Mixer(config.augment, len(parts.class_names), config.seed, fabric.global_rank)
 
-        self.position = Progress()
-        self._skipped_in_a_row = 0
-        self.sharded = is_sharded(config.run)
-        self.ema = None
-        if config.optimizer.ema is not None:
-            if self.sharded:
-                raise UserError(
-                    "optimizer.ema does not go with fsdp, which splits the weights: leave one of them out"
-                )
-            # Warm-up: at first the average follows the weights, or a short run would keep its random start.
-            network = self.classifier.model.to(fabric.device)
-            self.ema = ModelEmaV3(network, config.optimizer.ema, use_warmup=True)
-        resumed = has_state(self.folder / STATE)
-        optimizer_state = self._restore() if resumed else None
-        loss = Loss(self.classifier)
-        self.loss = fabric.setup_module(torch.compile(loss) if config.run.compile else loss)
-        optimizer = self._optimizer()  # after the module: a sharded one has other parameters
-        if optimizer_state is not None:
-            optimizer.load_state_dict(scatter(optimizer_state, optimizer))
-        self.optimizer = fabric.setup_optimizers(optimizer)
-        self.scheduler = self._scheduler()
-        if not resumed and fabric.is_global_zero:
-            write_files(self.folder, {CONFIG: lambda path: path.write_text(to_yaml(config), encoding="utf-8")})
-        fabric.barrier()
+def _step(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:
+    """Step the optimiser; True if half precision had to skip it."""
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    before = scaler.get_scale() if scaler else 0.0
+    optimizer.step()
+    optimizer.zero_grad()
+    return scaler is not None and scaler.get_scale() < before
 
-    def run(self) -> Path:
-        """Train from where the run stands to its end."""
-        position, fabric = self.position, self.fabric
-        tracker = Tracker(
-            self.folder, self.config.run, self.total_steps, position.step, silent=not fabric.is_global_zero
-        )
-        saved = time.monotonic()
-        try:
-            with stoppable() as stop:
-                while position.step < self.total_steps:
-                    epoch, batch = divmod(position.step, self.steps_per_epoch)
-                    self.loader.set_epoch(epoch, batch * self.config.accumulate)
-                    for numbers in self._steps():
-                        position.step += 1
-                        tracker.step(position.step, epoch, self.config.batch_size, numbers)
-                        if position.step % self.steps_per_epoch == 0:
-                            self._after_epoch(epoch, tracker)
-                        due = time.monotonic() - saved >= self.config.run.save_seconds
-                        stopping, due = agree(fabric, bool(stop), due)
-                        if stopping or due:
-                            self._save()
-                            saved = time.monotonic()
-                        if stopping:
-                            raise KeyboardInterrupt
-                        if position.step % self.steps_per_epoch == 0:
-                            break
-            position.finished = True
-            self._save()
-        finally:
-            tracker.close()
-        return self.folder
 
-    def _steps(self) -> Iterator[dict[str, float]]:
-        """Take the steps that are left of the epoch; yields what is worth noting."""
-        config, fabric = self.config, self.fabric
-        batches = iter(self.loader)
-        while True:
-            step = self.position.step
-            self.scheduler.step_update(step)
-            self.loss.train()
-            total = 0.0
-            for part in range(config.accumulate):
-                drawn = next(batches, None)
-                if drawn is None:
-                    return
-                last = part == config.accumulate - 1
-                with fabric.no_backward_sync(self.loss, enabled=not last):
-                    loss = self.loss(*self._batch(*drawn, step * config.accumulate + part)) / config.accumulate
-                    fabric.backward(loss)
-                total += loss.item()
-            norm = self._clip()
-            if not math.isfinite(norm) and config.run.precision != "16-mixed":
-                self._stop_broken(step, total, norm)
-            self._update()
-            yield {"loss": total, "gradient_norm": norm, "lr": self.optimizer.param_groups[0]["lr"]}
+def _validate(
+    config: TrainConfig, run: RunComponents, state: TrainState, fabric: Fabric, tracker: Tracker, epoch: int
+) -> dict[str, float]:
+    """Metrics of the validation images, with the real sampler; each process takes its share."""
+    found = evaluate(
+        state.classifier,
+        run.val,
+        run.eval_transform,
+        corruption=run.corrupt_eval,
+        batch_size=max(1, config.batch_size // fabric.world_size),
+        workers=config.run.workers,
+        seed=config.seed,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        autocast=fabric.autocast,
+        progress=tracker.validating(state.progress.step, epoch),
+    )
+    tracker.unreadable(found.skipped)
+    metrics = evaluate_probs(*gather_rows(fabric, found.probs[""], found.labels))
+    tracker.validation(state.progress.step, epoch, metrics)
+    return metrics
 
-    def _batch(self, image: Tensor, label: Tensor, part: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Image, target, random numbers and weights of one part of a step: all functions of seed and part."""
-        config, fabric, classifier = self.config, self.fabric, self.classifier
-        seed = int(keys(config.seed, part)) % 2**63
-        torch.manual_seed(seed + fabric.global_rank)  # dropout and the like
-        # Numbers for the whole batch, dealt out as the loader deals the images: any split draws the same noise.
-        shape = len(image) * fabric.world_size, classifier.draws_per_image, classifier.numbers_per_draw
-        numbers = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-        numbers = numbers[fabric.global_rank :: fabric.world_size].to(image.device)
-        image, target = self.mixer(image, label, part)
-        weight = None
-        if self.parts.class_weight is not None:
-            weight = target @ self.parts.class_weight.to(target.device)
-        return image, Loss.bits(target), Loss.bits(numbers), None if weight is None else Loss.bits(weight)
 
-    def _clip(self) -> float:
-        largest = self.config.optimizer.clip or math.inf
-        norm = self.fabric.clip_gradients(self.loss, self.optimizer, max_norm=largest, error_if_nonfinite=False)
-        return gather(norm).item()
+def _training_loader(config: TrainConfig, run: RunComponents, fabric: Fabric) -> Loader:
+    return make_loader(
+        run.train,
+        run.train_transform,
+        check_batches(config, run, fabric.world_size),
+        train=True,
+        seed=config.seed,
+        workers=config.run.workers,
+        repeats=config.augment.repeats,
+        balanced=config.balance == "sampling",
+        corruption=run.corrupt_train,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        device=fabric.device,
+    )
 
-    def _update(self) -> None:
-        """Step the optimiser; count the steps that half precision had to skip."""
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
-        before = scaler.get_scale() if scaler else None
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if scaler:
-            skipped = scaler.get_scale() < before
-            self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
-            self.position.skipped_steps += int(skipped)
-            if self._skipped_in_a_row >= MAX_SKIPPED:
-                self._stop_broken(self.position.step, math.nan, math.inf)
-        if self.ema is not None:
-            self.ema.update(self.classifier.model, step=self.position.step)
 
-    def _after_epoch(self, epoch: int, tracker: Tracker) -> None:
-        """Validate when it is time, and keep the last and the best model."""
-        self.position.unreadable = len(self.loader.skipped)
-        if (epoch + 1) % self.config.run.validate_epochs and epoch + 1 < self.config.epochs:
-            return
-        with self._as_saved():
-            metrics = validate(self.classifier, self.parts, self.config, self.fabric)
-            tracker.validation(self.position.step, epoch, metrics)
-            score = [metrics["cls/Acc"], metrics["cls/NLL"]]
-            best = self.position.best
-            better = best is None or (-score[0], score[1]) < (-best[0], best[1])
-            if self.fabric.is_global_zero:
-                self._save_model(LAST)
-                if better:
-                    self._save_model(BEST)
-            self.position.best = score if better else best
-        self.fabric.barrier()
+def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    settings = config.optimizer
+    lr = settings.lr * (config.fraction**-0.5 if settings.scale_lr else 1)
+    optimizer: torch.optim.Optimizer = create_optimizer_v2(
+        model, opt=settings.name, lr=lr, weight_decay=settings.weight_decay, momentum=settings.momentum
+    )
+    return optimizer
 
-    @contextmanager
-    def _as_saved(self) -> Iterator[None]:
-        """Use the weights that are validated and saved inside the block: averaged ones, or sharded ones joined."""
-        trained = self.classifier.model
-        if self.ema is not None:
-            self.classifier.model = self.ema.module
-        elif self.sharded:
-            whole = build_classifier(self.config, len(self.parts.class_names), self.parts.view.channels).model
-            whole.load_state_dict(gather(trained.state_dict()))
-            self.classifier.model = whole.to(self.fabric.device)
-        try:
-            yield
-        finally:
-            self.classifier.model = trained
 
-    def _save_model(self, name: str) -> None:
-        transform = transform_to_dict(self.parts.view)
-        save(self.classifier, self.folder / name, class_names=self.parts.class_names, transform=transform)
+def _scheduler(
+    config: TrainConfig, optimizer: torch.optim.Optimizer, steps_per_epoch: int, total_steps: int
+) -> CosineLRScheduler:
+    warmup = round(config.optimizer.warmup_epochs * steps_per_epoch)
+    return CosineLRScheduler(
+        optimizer,
+        t_initial=total_steps,
+        warmup_t=min(warmup, total_steps // 2),  # a short run must not be all warm-up
+        warmup_lr_init=1e-6,
+        t_in_epochs=False,
+    )
 
-    def _save(self) -> None:
-        weights = {"model": gather(self.classifier.model.state_dict())}
-        optimizer = gather(self.optimizer.optimizer.state_dict())
-        if self.fabric.is_global_zero:
-            if self.ema is not None:
-                weights["ema"] = self.ema.module.state_dict()
-            save_state(self.folder / STATE, self.position, weights, optimizer)
-        self.fabric.barrier()
 
-    def _restore(self) -> dict[str, Any]:
-        self.position, weights, optimizer = load_state(self.folder / STATE)
-        self.classifier.model.load_state_dict(weights["model"])
-        if self.ema is not None:
-            self.ema.module.load_state_dict(weights["ema"])
-        return optimizer
-
-    def _stop_broken(self, step: int, loss: float, norm: float) -> None:
-        self._save()
-        raise UserError(
-            f"step {step + 1} has a loss of {loss:g} and a gradient of norm {norm:g}: training cannot go on; try "
-            f"a lower optimizer.lr, optimizer.clip 1.0 or run.precision 32-true in a new --out "
-            f"(the state before that step is in {self.folder})"
-        )
-
-    def _loader(self, share: int) -> Loader:
-        config = self.config
-        return make_loader(
-            self.parts.train,
-            self.parts.train_transform,
-            share,
-            train=True,
-            seed=config.seed,
-            workers=config.run.workers,
-            repeats=config.augment.repeats,
-            balanced=config.balance == "sampling",
-            corruption=self.parts.corrupt_train,
-            rank=self.fabric.global_rank,
-            world_size=self.fabric.world_size,
-            device=self.fabric.device,
-        )
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        settings = self.config.optimizer
-        lr = settings.lr * (self.config.fraction**-0.5 if settings.scale_lr else 1)
-        try:
-            return create_optimizer_v2(
-                self.classifier.model,
-                opt=settings.name,
-                lr=lr,
-                weight_decay=settings.weight_decay,
-                momentum=settings.momentum,
-            )
-        except (KeyError, ValueError, AssertionError) as error:
-            raise UserError(f"optimizer.name {settings.name!r} is none of timm's optimizers: {error}") from error
-
-    def _scheduler(self) -> CosineLRScheduler:
-        warmup = round(self.config.optimizer.warmup_epochs * self.steps_per_epoch)
-        return CosineLRScheduler(
-            self.optimizer,
-            t_initial=self.total_steps,
-            warmup_t=min(warmup, self.total_steps // 2),  # a short run must not be all warm-up
-            warmup_lr_init=1e-6,
-            t_in_epochs=False,
-        )
+def _stop_broken(folder: Path, step: int, loss: float, norm: float) -> NoReturn:
+    raise UserError(
+        f"step {step + 1} has a loss of {loss:g} and a gradient of norm {norm:g}: training cannot go on; try "
+        f"a lower optimizer.lr, optimizer.clip 1.0 or run.precision 32-true in a new --out "
+        f"(the state before that step is in {folder})"
+    )

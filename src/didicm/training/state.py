@@ -1,22 +1,31 @@
-"""The state of a run on disk: enough to go on bit by bit, written so that a crash never spoils the last one.
+"""The state of a run: enough to go on bit by bit, written so that a crash never harms the last one.
 
 Tensors lie in a safetensors file, everything else in JSON: nothing is ever unpickled. There is no random state:
 every random number of a step is a function of the seed and the step.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from lightning_fabric import Fabric
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
 
+from didicm.classifier import Classifier
 from didicm.errors import UserError
 from didicm.files import write_files
+from didicm.settings import TrainConfig
+from didicm.training.build import build_classifier
+from didicm.training.devices import gather, is_sharded
 
-STATE = "state.safetensors"
+STATE = "state/state.safetensors"
 
 
 @dataclass
@@ -26,19 +35,83 @@ class Progress:
     step: int = 0
     best: list[float] | None = None  # accuracy and negative log-likelihood of the best validation so far
     skipped_steps: int = 0  # steps that half precision could not take
-    unreadable: int = 0  # images that could not be read
+    unreadable: int = 0  # training images that could not be read
     finished: bool = False
 
 
+@dataclass
+class TrainState:
+    """What changes while a run goes on: weights, their average, and how far it has come."""
+
+    config: TrainConfig
+    classifier: Classifier
+    ema: ModelEmaV3 | None
+    device: torch.device
+    progress: Progress = field(default_factory=Progress)
+
+    @classmethod
+    def make(cls, config: TrainConfig, classifier: Classifier, fabric: Fabric) -> "TrainState":
+        """The state before the first step."""
+        if fabric.world_size > 1 and fabric.device.type == "cuda":
+            classifier = nn.SyncBatchNorm.convert_sync_batchnorm(classifier)
+        ema = None
+        if config.optimizer.ema is not None:
+            # Warm-up: at first the average follows the weights, or a short run would keep its random start.
+            network = classifier.model.to(fabric.device)
+            ema = ModelEmaV3(network, config.optimizer.ema, use_warmup=True)
+        return cls(config, classifier, ema, fabric.device)
+
+    def average(self) -> None:
+        """Move the averaged weights, if there are any."""
+        if self.ema is not None:
+            self.ema.update(self.classifier.model, step=self.progress.step)
+
+    @contextmanager
+    def as_saved(self) -> Iterator[None]:
+        """Use the weights that are validated and saved inside the block: averaged ones, or sharded ones joined."""
+        trained = self.classifier.model
+        if self.ema is not None:
+            self.classifier.model = self.ema.module
+        elif is_sharded(self.config.run):
+            channels = int(trained.in_chans)  # type: ignore[arg-type]
+            whole = build_classifier(self.config, self.classifier.num_classes, channels).model
+            whole.load_state_dict(gather(trained.state_dict()))
+            self.classifier.model = whole.to(self.device)
+        try:
+            yield
+        finally:
+            self.classifier.model = trained
+
+    def save(self, folder: Path, optimizer: Any, fabric: Fabric) -> None:
+        """Write all that the run needs to go on, in one file; all processes take part."""
+        weights = {"model": gather(self.classifier.model.state_dict())}
+        optimizer_state = gather(optimizer.optimizer.state_dict())
+        if fabric.is_global_zero:
+            if self.ema is not None:
+                weights["ema"] = self.ema.module.state_dict()
+            save_state(folder, self.progress, weights, optimizer_state)
+        fabric.barrier()
+
+    def restore(self, folder: Path) -> dict[str, Any]:
+        """Go on from what was saved; returns the optimiser's state."""
+        self.progress, weights, optimizer = load_state(folder)
+        self.classifier.model.load_state_dict(weights["model"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(weights["ema"])
+        self.progress.finished = False
+        return optimizer
+
+
 def save_state(
-    folder: Path, position: Progress, weights: dict[str, dict[str, Tensor]], optimizer: dict[str, Any]
+    folder: Path, progress: Progress, weights: dict[str, dict[str, Tensor]], optimizer: dict[str, Any]
 ) -> None:
     """Write all that the run needs to go on, in one file."""
     tensors = {f"{part}/{name}": x for part, state in weights.items() for name, x in state.items()}
     plain = _separate(optimizer, "optimizer", tensors)
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    metadata = {"position": json.dumps(vars(position)), "optimizer": json.dumps(plain)}
-    write_files(folder, {STATE: lambda path: save_file(_unshared(tensors), path, metadata)})
+    metadata = {"position": json.dumps(vars(progress)), "optimizer": json.dumps(plain)}
+    place = folder / STATE
+    write_files(place.parent, {place.name: lambda path: save_file(_unshared(tensors), path, metadata)})
 
 
 def load_state(folder: Path) -> tuple[Progress, dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -48,7 +121,7 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, dict[str, Tensor]], di
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        position = Progress(**json.loads(metadata["position"]))
+        progress = Progress(**json.loads(metadata["position"]))
         optimizer = _join(json.loads(metadata["optimizer"]), tensors)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}): delete the run and start it again") from error
@@ -57,7 +130,7 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, dict[str, Tensor]], di
         part, _, key = name.partition("/")
         if part != "optimizer":
             weights.setdefault(part, {})[key] = x
-    return position, weights, optimizer
+    return progress, weights, optimizer
 
 
 def has_state(folder: Path) -> bool:
