@@ -22,7 +22,7 @@ from didicm.files import write_files
 
 TINY_CLASS = 10
 IMBALANCED = 10.0
-CELL, GAP, HEADER = 160, 8, 16  # pixels of the picture of examples
+TILE, GAP, HEADER = 160, 8, 16  # pixels of the picture of examples
 COLUMNS = ("original", "training", "training", "training", "evaluation")
 
 
@@ -147,15 +147,15 @@ def examine(data: Data, track: Track = lambda looks, split, count: looks) -> Fin
 def save_examples(images: ImageSet, transform: TrainTransform, path: Path, seed: int = 0) -> None:
     """Save a PNG of three images: the original, three augmented views, and what evaluation sees."""
     rows = list(_readable(images, seed, 3))
-    sheet = Image.new("RGB", (len(COLUMNS) * (CELL + GAP) + GAP, HEADER + len(rows) * (CELL + GAP) + GAP), "white")
+    sheet = Image.new("RGB", (len(COLUMNS) * (TILE + GAP) + GAP, HEADER + len(rows) * (TILE + GAP) + GAP), "white")
     draw = ImageDraw.Draw(sheet)
     for column, title in enumerate(COLUMNS):
-        draw.text((GAP + column * (CELL + GAP), 4), title, fill="black")
+        draw.text((GAP + column * (TILE + GAP), 4), title, fill="black")
     for row, image in enumerate(rows):
-        for column, cell in enumerate([image, *_views(image, transform, keys(seed, row, np.arange(3)))]):
-            fitted = _fit(cell.convert("RGB"))
-            left = GAP + column * (CELL + GAP) + (CELL - fitted.width) // 2
-            top = HEADER + GAP + row * (CELL + GAP) + (CELL - fitted.height) // 2
+        for column, tile in enumerate([image, *_views(image, transform, keys(seed, row, np.arange(3)))]):
+            fitted = _fit(tile.convert("RGB"))
+            left = GAP + column * (TILE + GAP) + (TILE - fitted.width) // 2
+            top = HEADER + GAP + row * (TILE + GAP) + (TILE - fitted.height) // 2
             sheet.paste(fitted, (left, top))
     try:
         write_files(path.parent, {path.name: lambda part: sheet.save(part, "PNG")})
@@ -230,6 +230,6 @@ def _views(image: Image.Image, transform: TrainTransform, key: np.ndarray) -> li
 
 
 def _fit(image: Image.Image) -> Image.Image:
-    scale = CELL / max(image.size)
+    scale = TILE / max(image.size)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC)
