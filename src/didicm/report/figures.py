@@ -1,162 +1,266 @@
-"""Figures of a comparison: numbers over settings and network calls."""
+"""Figures of numbers: lines over columns, quality against network calls, and what stored posteriors show."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from textwrap import fill
 
+import numpy as np
+import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
 
-from didicm.experiments.cells import LABELS, Setting
-from didicm.experiments.measure import ONE_CALL
+from didicm.evaluation import apply_temperature, entropy_histogram, load_posteriors, reliability, risk_coverage
+from didicm.evaluation.metrics import BINS
+from didicm.experiments.spec import Condition
+from didicm.report.panels import Line, Panel, have_order
 from didicm.report.records import (
+    NLL,
+    SCALED_NLL,
+    TOP1,
+    Entry,
     Estimate,
+    Metric,
     Row,
-    difference,
+    entries_of,
     estimate,
-    main_variants,
     select,
-    settings_of,
-    variants_of,
 )
-from didicm.report.style import legend_below, look, plt
+from didicm.report.style import RIGHT, WRONG, Look, legend_below, looks, make_axes
+from didicm.report.tables import column_name, heading
 
-PANELS = 4  # at most so many settings side by side
+ACROSS = 4  # plots side by side
+PAPERS = Condition(56, 1.0)  # the condition of the paper's figure of network calls
 
-
-def over_uncertainty(rows: Sequence[Row]) -> plt.Figure:
-    """Accuracy and NLL of each method from the most to the least telling setting."""
-    settings = settings_of(rows)
-    metrics = (
-        ("cls/Acc", 100, "top-1 accuracy, %"),
-        ("cls/NLL", 1, "NLL as trained (lower is better)"),
-        ("cls/NLL, T", 1, "NLL with temperature"),
-    )
-    metrics = metrics[: 3 if any(row.tempered for row in rows) else 2]
-    figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 4.2), layout="constrained")
-    for panel, (metric, scale, title) in zip(axes, metrics, strict=True):
-        for i, variant in enumerate(main_variants(rows)):
-            found = [estimate(select(rows, variant, s), metric) for s in settings]
-            at = [j + 0.06 * (i - 1.5) for j, x in enumerate(found) if x]
-            _with_bars(panel, at, [x for x in found if x], scale, variant.method, str(variant))
-        panel.set(title=title)
-        _setting_ticks(panel, settings)
-    legend_below(figure, axes[0])
-    return figure
+Stored = dict[Entry, tuple[Tensor, Tensor]]  # probabilities (N, K) and labels (N,), over all seeds
 
 
-def gains(rows: Sequence[Row]) -> plt.Figure | None:
-    """What DiDiCM gains over each standard classifier, with paired intervals."""
-    settings, variants = settings_of(rows), variants_of(rows)
-    standard = [v for v in variants if v.standard]
-    ours = [v for v in main_variants(rows) if v not in standard]
-    if not standard or not ours:
+def over_columns(panels: Sequence[Panel], metrics: Sequence[Metric], *, gains: bool = False) -> Figure | None:
+    """Metrics of every line, or what it gains, over the columns (figures main_figure, gain and all_resnet)."""
+    shown = [(panel, panel.gains if gains else panel.lines) for panel in panels]
+    metrics = [metric for metric in metrics if any(metric in panel.metrics for panel in panels)]
+    shown = [(panel, lines) for panel, lines in shown if lines]
+    if not shown or not metrics:
         return None
-    metrics = (
-        ("cls/Acc", 100, "gain in accuracy, points"),
-        ("cls/NLL", -1, "gain in NLL, as trained"),
-        ("cls/NLL, T", -1, "gain in NLL, with temperature"),
-    )
-    metrics = metrics[: 3 if any(row.tempered for row in rows) else 2]
-    figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 4.4), layout="constrained")
-    pairs = [(v, o) for v in ours for o in standard]
-    for panel, (metric, scale, title) in zip(axes, metrics, strict=True):
-        for i, (variant, opponent) in enumerate(pairs):
-            found = [difference(select(rows, variant, s), select(rows, opponent, s), metric) for s in settings]
-            at = [j + 0.12 * (i - (len(pairs) - 1) / 2) for j, x in enumerate(found) if x]
-            label = f"{LABELS.get(variant.method, variant.method)} over {opponent!s}"
-            kept, filled = [x for x in found if x], opponent == standard[0]
-            _with_bars(panel, at, kept, scale, variant.method, label, filled=filled, line="")
-        panel.axhline(0, color="#333333", linewidth=1)
-        panel.set(title=title)
-        _setting_ticks(panel, settings)
-    legend_below(figure, axes[0], 1 if len(pairs) < 3 else 2)
+    palette = looks((_label(line), line.method.baseline and not gains) for _, lines in shown for line in lines)
+    wide = max(len(panel.columns) for panel, _ in shown) > ACROSS
+    several = len(shown) > 1
+    columns, rows = (len(shown), len(metrics)) if several else (len(metrics), 1)
+    figure, axes = make_axes(columns, rows, size=(5.6 if wide else 4.2, 4.2))
+    for plot, (metric, (panel, lines)) in zip(axes, product(metrics, shown), strict=True):
+        source = ("published: " if panel.published else "ours: ") if several else ""
+        plot.set_title(f"{source}{_axis_name(metric, gains)}")
+        if metric not in panel.metrics:
+            plot.remove()
+            continue
+        _draw_lines(plot, panel, lines, metric, palette, gains)
+    legend_below(figure, axes, 2 if wide else 1)
     return figure
 
 
-def calls_against_quality(rows: Sequence[Row]) -> plt.Figure | None:
-    """Accuracy and NLL over the number of network calls of one trained network."""
-    settings = settings_of(rows)[:PANELS]
-    diffusion = [v for v in main_variants(rows) if not v.standard]
-    if not diffusion:
+def _draw_lines(
+    plot: Axes, panel: Panel, lines: Sequence[Line], metric: Metric, palette: dict[str, Look], gains: bool
+) -> None:
+    steps = [column for column in panel.columns if isinstance(column, int)]
+    joined = have_order(panel.columns)
+    for k, line in enumerate(lines):
+        shift = 0.0 if steps else 0.06 * (k - (len(lines) - 1) / 2)
+        found = [(i, x) for i, x in enumerate(line.values[metric]) if x is not None]
+        at = [steps[i] if steps else i + shift for i, _ in found]
+        _with_bars(plot, at, [x for _, x in found], metric, palette[_label(line)], _label(line), joined, gains)
+    if steps:
+        plot.set_xscale("log", base=2)
+        plot.xaxis.set_major_formatter("{x:g}")
+        plot.set_xlabel("steps")
+    else:
+        names = [column_name(column).replace(", ", "\n") for column in panel.columns]
+        plot.set_xticks(range(len(names)), names, fontsize=8)
+        plot.margins(x=0.08)
+    if gains:
+        plot.axhline(0, color="#333333", linewidth=1)
+    elif steps and metric == NLL:  # the worst would hide the rest
+        best = min(x.mean for line in lines for x in line.values[NLL] if x is not None)
+        plot.set_ylim(0.95 * best, 3 * best)
+    else:
+        plot.set_ylim(bottom=max(0.0, plot.get_ylim()[0]))
+
+
+def calls_against_quality(
+    rows: Sequence[Row], conditions: Sequence[Condition], published: Panel | None = None
+) -> Figure | None:
+    """Accuracy and NLL over network calls of the same trained networks (figure nfe)."""
+    if published and (
+        PAPERS not in published.columns or None in [n for line in published.lines for n in line.calls]
+    ):
+        published = None
+    curves = {row.entry for row in rows if not row.method.baseline}
+    if len({select(rows, entry)[0].measured.calls for entry in curves}) < 2:
         return None
-    figure, grid = plt.subplots(
-        2, len(settings), figsize=(3.4 * len(settings) + 1, 6), layout="constrained", squeeze=False, sharex=True
-    )
-    for column, setting in enumerate(settings):
-        for line, (metric, scale, name) in enumerate(
-            (("cls/Acc", 100, "top-1, %"), ("cls/NLL", 1, "NLL, as trained"))
-        ):
-            panel: Axes = grid[line][column]
-            for variant in (v for v in main_variants(rows) if v.standard):
-                found = estimate(select(rows, variant, setting), metric)
-                if found:
-                    colour, _, style = look(variant.method)
-                    panel.axhline(scale * found.mean, color=colour, linestyle=style, label=str(variant))
-            for variant in diffusion:
-                own = [r for r in rows if r.method == variant.method and r.setting == setting]
-                _curve(panel, own, metric, scale)
-            panel.set_xscale("log", base=2)
-            panel.xaxis.set_major_formatter("{x:g}")
-            if line == 0:
-                panel.set_title(str(setting))
-            else:
-                panel.set_xlabel("network calls")
-            if column == 0:
-                panel.set_ylabel(name)
-    legend_below(figure, grid[0][0], 3)
+    conditions = conditions[: ACROSS - 1 if published else ACROSS]
+    places: list[Condition | None] = [None] * bool(published) + [*conditions]
+    names = [(line.name, line.method.baseline) for line in (published.lines if published else [])]
+    names += [(_curve(row), row.method.baseline) for row in rows]
+    palette = looks(dict(names).items())
+    figure, axes = make_axes(len(places), 2, size=(3.8, 3.2))
+    for plot, (metric, condition) in zip(axes, product((TOP1, NLL), places), strict=True):
+        if condition is None and published and metric == TOP1:
+            at = published.columns.index(PAPERS)
+            for line in published.lines:
+                value, look = line.values[TOP1][at], palette[line.name]
+                _with_bars(plot, [line.calls[at] or 1], [value] if value else [], TOP1, look, line.name, False)
+            plot.set_title(f"published: {column_name(PAPERS)}")
+        elif condition is None:
+            plot.remove()
+            continue
+        else:
+            _draw_calls(plot, [row for row in rows if row.run.condition == condition], metric, palette)
+            plot.set_title(column_name(condition) if metric == TOP1 else "")
+        plot.set_xscale("log", base=2)
+        plot.xaxis.set_major_formatter("{x:g}")
+        plot.set(xlabel="network calls", ylabel=_axis_name(metric))
+    legend_below(figure, axes, 2)
     return figure
 
 
-def _curve(panel: Axes, rows: Sequence[Row], metric: str, scale: float) -> None:
-    if not rows:
-        return
-    method = rows[0].method
-    colour, marker, style = look(method)
-    label = LABELS.get(method, method)
-    steps = {row.calls: row.variant for row in rows if row.reading != ONE_CALL}
-    found = [estimate(select(rows, steps[calls]), metric) for calls in sorted(steps)]
-    means = [scale * x.mean for x in found]
-    panel.plot(sorted(steps), means, color=colour, marker=marker, linestyle=style, label=label)
-    single = estimate([row for row in rows if row.reading == ONE_CALL], metric)
-    if single:
-        panel.plot(
-            [1],
-            [scale * single.mean],
-            marker="*",
-            markersize=13,
-            color=colour,
-            linestyle="",
-            mec="white",
-            label=f"{label}: read in one call",
-        )
+def _draw_calls(plot: Axes, rows: Sequence[Row], metric: Metric, palette: dict[str, Look]) -> None:
+    curves: dict[str, dict[int, list[Row]]] = {}
+    for row in rows:
+        found = curves.setdefault(_curve(row), {}).setdefault(row.measured.calls, [])
+        if not found or found[0].entry == row.entry:  # of samplers with as many calls, the first
+            found.append(row)
+    for name, by_calls in curves.items():
+        look = palette[name]
+        values = [estimate(by_calls[n], metric) for n in sorted(by_calls)]
+        if next(iter(by_calls.values()))[0].method.baseline and values[0]:
+            scale = 100 if metric.percent else 1
+            plot.axhline(scale * values[0].mean, color=look.color, linestyle=look.linestyle, label=name)
+        else:
+            _with_bars(plot, sorted(by_calls), [x for x in values if x], metric, look, name, len(values) > 1)
+
+
+def _curve(row: Row) -> str:
+    """What the points of one curve have in common."""
+    if row.method.baseline:
+        return str(row.method)
+    settings = row.measured.settings
+    kind = {"cl": f"over labels, {settings.get('steps')} steps", "readout": "one call (readout)"}
+    return f"{row.method}: {kind.get(settings.get('method', 'cp'), 'over probabilities')}"
+
+
+def reliability_diagrams(stored: Stored, rows: Sequence[Row], condition: Condition) -> Figure:
+    """Confidence against accuracy in the bins of the ECE, with the gap between them, as trained."""
+    figure, axes = _grid(len(stored), 3.9, "accuracy")
+    palette = _palette(stored)
+    for plot, (entry, (probs, labels)) in zip(axes, stored.items(), strict=True):
+        curve, look = reliability(probs, labels, BINS), palette[str(entry)]
+        kept = curve.count > 0
+        x, y = curve.confidence[kept].numpy(), curve.accuracy[kept].numpy()
+        plot.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":")
+        plot.fill_between(x, x, y, color=look.color, alpha=0.15, linewidth=0)
+        plot.plot(x, y, **look._asdict())
+        share = (curve.count / curve.count.sum()).numpy()
+        plot.bar((np.arange(BINS) + 0.5) / BINS, 0.5 * share, 0.9 / BINS, color="#cccccc", zorder=0.5)
+        error = estimate(select(rows, entry, condition), Metric("cal/ECE"))  # the number of the table
+        plot.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
+        plot.set_title(f"{fill(str(entry), 30)}\nECE {100 * error.mean:.1f} %" if error else fill(str(entry), 30))
+    figure.suptitle(
+        f"{condition}; as trained; {BINS} bins; grey: share of the images", x=0.01, ha="left", fontsize=10
+    )
+    return figure
+
+
+def risk_coverage_curves(stored: Stored, condition: Condition) -> Figure:
+    """Share of errors when only the most confident answers are given."""
+    figure, (plot,) = make_axes(1, size=(6.4, 4.6))
+    palette = _palette(stored)
+    for entry, (probs, labels) in stored.items():
+        curve = risk_coverage(probs, labels)
+        keep = curve.coverage > 0.02
+        x, y = 100 * curve.coverage[keep].numpy(), 100 * curve.risk[keep].numpy()
+        plot.plot(x, y, **palette[str(entry)]._asdict(), markevery=max(1, len(x) // 8), label=str(entry))
+    xlabel = "images answered, the most confident first, %"
+    plot.set(xlabel=xlabel, ylabel="errors among them, %", title=str(condition), ylim=(0, None))
+    plot.legend(loc="upper left")
+    return figure
+
+
+def entropies(stored: Stored, condition: Condition) -> Figure:
+    """Entropy of right and of wrong answers, as trained."""
+    figure, axes = _grid(len(stored), 3.4, "share of the images")
+    for plot, (entry, (probs, labels)) in zip(axes, stored.items(), strict=True):
+        bars = entropy_histogram(probs, labels, 15)
+        total = bars.right.sum() + bars.wrong.sum()
+        edges = bars.edges.numpy()
+        plot.stairs((bars.right / total).numpy(), edges, fill=True, color=RIGHT, alpha=0.75, label="right")
+        plot.stairs((bars.wrong / total).numpy(), edges, color=WRONG, linewidth=2, hatch="//", label="wrong")
+        plot.set(xlabel="entropy, nats", title=fill(str(entry), 30))
+    axes[0].legend()
+    figure.suptitle(f"{condition}; as trained", x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def load_stored(rows: Sequence[Row], condition: Condition, folder: Path, *, scaled: bool = False) -> Stored:
+    """Posteriors of every method's main sampler under one condition, over all seeds."""
+    stored: Stored = {}
+    for entry in entries_of(rows, main=True):
+        measured = [row.measured for row in select(rows, entry, condition) if row.measured.posteriors]
+        files = [load_posteriors(folder / str(m.posteriors)) for m in measured]
+        if files:
+            temperatures = [(m.temperature if scaled else None) or 1.0 for m in measured]
+            probs = [apply_temperature(f.probs, t) for f, t in zip(files, temperatures, strict=True)]
+            stored[entry] = torch.cat(probs), torch.cat([f.labels for f in files])
+    return stored
 
 
 def _with_bars(
-    panel: Axes,
+    plot: Axes,
     at: Sequence[float],
-    found: Sequence[Estimate],
-    scale: float,
-    method: str,
+    values: Sequence[Estimate],
+    metric: Metric,
+    look: Look,
     label: str,
-    *,
-    filled: bool = True,
-    line: str | None = None,
+    joined: bool = True,
+    gains: bool = False,
 ) -> None:
-    """Draw means with their intervals, where they have any."""
-    colour, marker, style = look(method)
-    spread = [abs(scale) * (x.high - x.mean) if x.high is not None else 0 for x in found]
-    panel.errorbar(
+    """Draw means with their intervals, which end at 0 but for gains; a gain is better the higher it is."""
+    scale = 100 if metric.percent else 1
+    shown = [-x if gains and metric.sign < 0 else x for x in values]
+    floor = -np.inf if gains else 0.0
+    spread = [(x.mean - max(x.low, floor), x.high - x.mean) if x.low is not None else (0.0, 0.0) for x in shown]
+    plot.errorbar(
         at,
-        [scale * x.mean for x in found],
-        yerr=spread if any(spread) else None,
-        color=colour,
-        marker=marker,
-        mfc=colour if filled else "white",
-        linestyle=style if line is None else line,
+        [scale * x.mean for x in shown],
+        yerr=scale * np.array(spread).T if any(map(any, spread)) else None,
+        color=look.color,
+        marker=look.marker,
+        linestyle=look.linestyle if joined else "",
         capsize=3,
         elinewidth=1.2,
         label=label,
     )
 
 
-def _setting_ticks(panel: Axes, settings: Sequence[Setting]) -> None:
-    panel.set_xticks(range(len(settings)), [s.short for s in settings])
-    panel.margins(x=0.12)
+def _grid(count: int, height: float, ylabel: str) -> tuple[Figure, list[Axes]]:
+    columns = min(count, ACROSS)
+    figure, axes = make_axes(columns, -(-count // columns), size=(3.2, height), sharey=True)
+    for spare in axes[count:]:
+        spare.remove()
+    for plot in axes[:count:columns]:
+        plot.set_ylabel(ylabel)
+    return figure, axes[:count]
+
+
+def _palette(entries: Iterable[Entry]) -> dict[str, Look]:
+    return looks((str(entry), entry.method.baseline) for entry in entries)
+
+
+def _label(line: Line) -> str:
+    return f"{line.name} over {line.over}" if line.over else line.name
+
+
+def _axis_name(metric: Metric, gains: bool = False) -> str:
+    name = "NLL, temperature-scaled" if metric == SCALED_NLL else heading(metric).replace(" %", ", %")
+    if gains:
+        return f"gain in {name.replace(', %', ', points')}"
+    return name if metric.sign > 0 else f"{name} (lower is better)"

@@ -1,31 +1,87 @@
-"""`report.html`: one file that needs nothing else, made again at any time from what the grid stored."""
+"""`report.html`: one file that needs nothing else, made again at any time from what a study stored."""
 
+import base64
+import io
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure as Drawing
 
 from didicm.errors import UserError
-from didicm.experiments.cells import LABELS
-from didicm.experiments.definition import Study, make_study
-from didicm.experiments.plan import PLAN, read_plan
-from didicm.experiments.results import Results
+from didicm.experiments.results import Plan, read_plan, read_results
+from didicm.experiments.spec import Study, list_studies
 from didicm.files import write_files
-from didicm.report.drawing import draw_comparison, draw_study
-from didicm.report.panel import Panel, our_panel, panel_table, published_panel
-from didicm.report.records import Row, rows_of, settings_of, variants_of
-from didicm.report.style import styled
-from didicm.report.table import Table
-from didicm.report.tables import cost_table, difference_table, main_table
-from didicm.report.verdict import study_verdict, verdict
+from didicm.report import figures, images
+from didicm.report.panels import Panel, our_panel, published_panel
+from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Row, conditions_of, rows_of, select
+from didicm.report.style import RC
+from didicm.report.tables import Table, cost_table, difference_table, main_table, panel_table
+from didicm.report.verdict import compared, verdict
 
 REPORT, TABLES, FIGURES = "report.html", "tables.md", "figures"
-SPREAD = "mean over the seeds ± half of its 95 % interval, where there are several; T: with a temperature"
+CAPTIONS = {
+    "uncertainty": (
+        "Over uncertainty",
+        "The main sampler of each method, with 95 % intervals over seeds. No line joins conditions without order.",
+    ),
+    "gains": (
+        "Gains over the standard classifier",
+        "Up is better. Differences are paired by seed; where a bar crosses zero, noise may explain them.",
+    ),
+    "calls": (
+        "Network calls against quality",
+        "The same trained networks, sampled with more or fewer calls: over probabilities one call per step, over "
+        "labels one per step and chain. Lines across: the standard classifiers, one call.",
+    ),
+    "steps": (
+        "Solvers over their steps",
+        "Every solver samples the same trained networks. The NLL axis leaves out what is far worse.",
+    ),
+    "reliability": (
+        "Reliability",
+        "Below the diagonal a classifier is overconfident. The least informative condition, as trained, all seeds "
+        "together; the ECE is the mean over seeds, as in the table.",
+    ),
+    "risk": (
+        "Answering only when confident",
+        "Errors among the answers if the least confident images are left to a person. Lower is better.",
+    ),
+    "entropy": ("Entropy of right and wrong answers", "A useful posterior is uncertain where it is wrong."),
+    "trajectories": (
+        "Posteriors through diffusion time",
+        "Test images as the network sees them under the least informative condition, from confident to uncertain, "
+        "with the classes that end as the most probable; a tick marks the true one.",
+    ),
+    "errors": (
+        "Where they err",
+        "Images that at least one of the two gets wrong, with both posteriors, as trained: half of them where "
+        "DiDiCM gives the true class least compared with the standard classifier, half where it gives it most.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the report, as the bytes of its file."""
+
+    name: str
+    title: str
+    caption: str
+    data: bytes
+    kind: str  # svg or png
+
+    @property
+    def uri(self) -> str:
+        """The picture itself, for an img tag."""
+        mime = "image/svg+xml" if self.kind == "svg" else "image/png"
+        return f"data:{mime};base64,{base64.b64encode(self.data).decode()}"
 
 
 @dataclass(frozen=True)
@@ -41,112 +97,149 @@ def write_report(out: str | Path) -> Report:
     """Make tables, figures and `report.html` from stored results."""
     out = Path(out)
     plan = read_plan(out)
-    records = _planned(Results(out, out.parent if "study" in plan else None).read(), plan)
-    if not records:
+    rows = rows_of((r for r in read_results(out) if r.key in plan.runs), plan.study) if plan else []
+    if plan is None or not rows:
         raise UserError(f"{out} holds no results yet: run the comparison or the study first")
-    rows = rows_of(records)
-    study = make_study(plan["study"], str(out / PLAN)) if "study" in plan else None
-    if study is not None:
-        rows.sort(key=lambda row: list(study.contestants).index(row.method))
-    with styled([row.method for row in rows]):
-        if study is None:
-            tables, says = [main_table(rows), difference_table(rows), cost_table(rows)], verdict(rows)
-            pictures = draw_comparison(rows, out)
-        else:
-            ours = our_panel(study, rows)
-            published = published_panel(study.published) if study.published else None
-            tables, says = _tables(study, ours, published, rows), study_verdict(study, ours, published)
-            pictures = draw_study(study, ours, published, rows, out)
+    study = plan.study
+    ours = our_panel(study, rows)
+    published = published_panel(study.published) if study.published else None
+    tables, says = make_tables(study, ours, published, rows), verdict(study, rows, ours, published)
+    pictures = [*draw_numbers(study, ours, published, rows), *_draw_posteriors(rows, out)]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     source = files("didicm.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    again = (
-        f"didicm study {_quote(plan.get('name', study.name))} --out {_quote(out.parent)}"
-        if study
-        else f"didicm compare --out {_quote(out)}"
-    )
     html = environment.from_string(source).render(
-        title=plan.get("title", "DiDiCM against a standard classifier"),
-        question=study.question if study else "",
-        facts=_facts(plan, rows, records),
-        fairness=_fairness(records),
-        note=plan.get("note", ""),
-        command=plan.get("command", ""),
-        regenerate=f"{again} --report-only",
-        settings={**plan.get("settings", {}), **plan.get("overrides", {})},
+        study=study,
+        facts=_facts(plan, rows),
+        fairness=_fairness(rows),
+        command=plan.command,
+        regenerate=_regenerate(study, out),
+        settings=_settings(plan),
         verdict=says,
         tables=tables,
         lead=len(tables) - 2,
         figures=pictures,
-        versions=records[0]["versions"],
+        versions=rows[0].run.versions,
         version=version("didicm"),
     )
-    write_files(
-        out / FIGURES, {f"{f.name}.{f.kind}": lambda path, f=f: path.write_bytes(f.data) for f in pictures}
-    )
-    lines = [f"# {plan.get('title', '')}", "", *(f"{sentence}\n" for sentence in says)]
-    text = "\n".join([*lines, *(table.to_markdown() for table in tables)])
-    write_files(
-        out,
-        {
-            REPORT: lambda path: path.write_text(html, encoding="utf-8"),
-            TABLES: lambda path: path.write_text(text, encoding="utf-8"),
-        },
-    )
+    sentences = [f"# {study.title}", "", *(f"{sentence}\n" for sentence in says)]
+    text = "\n".join([*sentences, *(table.to_markdown() for table in tables)])
+    write_files(out / FIGURES, {f"{figure.name}.{figure.kind}": figure.data for figure in pictures})
+    write_files(out, {REPORT: html, TABLES: text})
     return Report(out / REPORT, says, tables)
 
 
-def _tables(study: Study, ours: Panel, published: Panel | None, rows: Sequence[Row]) -> list[Table]:
-    """Tables of a study: as the paper lays them out, the published one under ours, and what it does not show."""
-    laid_out = [] if study.layout == "metrics" else [panel_table(ours, study.layout, SPREAD)]
-    laid_out += [panel_table(published, study.layout)] if published else []
-    return [*laid_out, main_table(rows), cost_table(rows)]
+def make_tables(study: Study, ours: Panel, published: Panel | None, rows: Sequence[Row]) -> list[Table]:
+    """Tables in the study's layout, the published one under ours, then what they do not show; cost last."""
+    if study.layout == "comparison":
+        return [main_table(rows), difference_table(rows), cost_table(rows)]
+    laid_out = [] if study.layout == "metrics" else [panel_table(ours)]
+    return [*laid_out, *([panel_table(published)] if published else []), main_table(rows), cost_table(rows)]
 
 
-def _facts(plan: dict[str, Any], rows: Sequence[Row], records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def draw_numbers(study: Study, ours: Panel, published: Panel | None, rows: Sequence[Row]) -> list[Figure]:
+    """Figures of what the results file alone can show, the published numbers beside ours."""
+    panels = [published, ours] if published else [ours]
+    conditions = conditions_of(rows)
+    metrics, gains = (TOP1, NLL, SCALED_NLL), (TOP1, NLL, SCALED_NLL)
+    if study.layout in ("uncertainty", "sizes"):  # what the paper shows
+        metrics, gains = (TOP5 if TOP5 in ours.metrics else TOP1,), (TOP1, TOP5)
+        conditions = [min(conditions, key=lambda c: (-c.fraction, c.resolution or 0))]
+    drawn: dict[str, Drawing | None] = {}
+    with matplotlib.rc_context(RC):
+        if study.layout == "steps":
+            drawn["steps"] = figures.over_columns([ours], (TOP1, NLL))
+        elif study.layout != "sizes":
+            drawn["uncertainty"] = figures.over_columns(panels, metrics)
+        if study.layout in ("comparison", "uncertainty", "sizes"):
+            drawn["gains"] = figures.over_columns(panels, gains, gains=True)
+        if study.layout in ("comparison", "uncertainty"):
+            drawn["calls"] = figures.calls_against_quality(rows, conditions, published)
+        return _rendered(drawn)
+
+
+def _draw_posteriors(rows: Sequence[Row], out: Path) -> list[Figure]:
+    """Curves and single images, of the least informative condition."""
+    hard = conditions_of(rows)[-1]
+    raw, scaled = (figures.load_stored(rows, hard, out, scaled=scaled) for scaled in (False, True))
+    with matplotlib.rc_context(RC):
+        drawn: dict[str, Drawing | None] = {
+            "reliability": figures.reliability_diagrams(raw, rows, hard),
+            "risk": figures.risk_coverage_curves(scaled, hard),
+            "entropy": figures.entropies(raw, hard),
+        }
+        ours, baselines = compared([row for row in rows if row.run.condition == hard])
+        if ours is not None:
+            row = min(select(rows, ours, hard), key=lambda row: row.run.seed)
+            pictures = images.load_pictures(row, out)
+            drawn["trajectories"] = images.trajectories(pictures)
+            others = [r for e in baselines for r in select(rows, e, hard) if r.run.seed == row.run.seed]
+            if others:
+                other = images.load_pictures(others[0], out)
+                drawn["errors"] = images.errors(pictures, other, (ours, others[0].entry))
+        return _rendered(drawn)
+
+
+def _rendered(drawn: dict[str, Drawing | None]) -> list[Figure]:
+    rendered = []
+    for name, drawing in drawn.items():
+        if drawing is not None:
+            kind = "png" if name in ("trajectories", "errors") else "svg"
+            file = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else {"Software": None}
+            drawing.savefig(file, format=kind, dpi=130, metadata=metadata)
+            rendered.append(Figure(name, *CAPTIONS[name], file.getvalue(), kind))
+    return rendered
+
+
+def _facts(plan: Plan, rows: Sequence[Row]) -> list[tuple[str, str]]:
     """What was run, in a few lines."""
-    seeds = sorted({row.seed for row in rows})
-    train = sorted({r["num_train"] for r in records}, reverse=True)
-    held = sorted({r["num_held_out"] for r in records}, reverse=True)
-    first = records[0]
+    runs = {row.run.key: row.run for row in rows}.values()
+    first = rows[0].run
+    train = _list({run.num_train for run in runs})
+    held = {run.num_held_out for run in runs}
     temperature = f", and {_list(held)} held out from them for the temperature" if any(held) else ""
+    seeds = len({run.seed for run in runs})
+    networks = dict.fromkeys(str(settings["model"]) for settings in plan.settings.values())
     facts = {
-        "data": f"{plan.get('data', '')} ({first['num_classes']} classes, {first['num_test']} test images)",
-        "training images": _list(train) + temperature,
-        "uncertainty": "; ".join(map(str, settings_of(rows))),
-        "contestants": "; ".join(LABELS.get(m, m) for m in {v.method: None for v in variants_of(rows)}),
-        "trainings": f"{len(records)}, with {len(seeds)} seed{'s' if len(seeds) > 1 else ''} each",
-        "network": plan.get("model", ""),
+        "data": f"{plan.data} ({first.num_classes} classes, {first.num_test} test images)",
+        "training images": train + temperature,
+        "conditions": "; ".join(map(str, conditions_of(rows))),
+        "methods": "; ".join(dict.fromkeys(str(row.method) for row in rows)),
+        "trainings": f"{len(runs)}, with {seeds} seed{'s' * (seeds > 1)} each",
+        "network": ", ".join(networks),
     }
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _planned(records: Mapping[str, dict[str, Any]], plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The results that were asked for, each under the name that its contestant has now."""
-    names = plan.get("cells")
-    if names is None:  # a grid that was run from Python
-        return list(records.values())
-    return [{**record, "method": names[key]} for key, record in records.items() if key in names]
-
-
-def _fairness(records: Sequence[Mapping[str, Any]]) -> str:
+def _fairness(rows: Sequence[Row]) -> str:
     """How the comparison was kept fair."""
-    share = max(r["num_held_out"] / (r["num_held_out"] + r["num_train"]) for r in records)
+    share = max(row.run.num_held_out / (row.run.num_held_out + row.run.num_train) for row in rows)
     held = (
-        f"Of the training images {100 * share:.0f} % are held out, and every contestant gets a temperature fitted "
-        "on them; nothing is chosen or fitted on test images"
+        f"Of the training images, {100 * share:.0f} % are held out, and every method gets a temperature fitted on "
+        "them; nothing is chosen or fitted on test images"
         if share
         else "Nothing is chosen or fitted on test images"
     )
     return (
-        f"{held}, and the model is that of the last epoch. Several readings of DiDiCM, with more or fewer steps, "
-        "are of the same trained network. Where contestants differ in epochs, draws or recipe, the settings below "
-        "say so."
+        f"{held}, and the model is that of the last epoch. All samplers of a method use the same trained network. "
+        "Where methods differ in epochs, draws or recipe, the settings below say so."
     )
 
 
-def _quote(path: Path) -> str:
-    return shlex.quote(str(path))
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What all trainings share, and then what each has of its own."""
+    every = list(plan.settings.values())
+    shared = {k: v for k, v in every[0].items() if all(k in s and s[k] == v for s in every)} if every else {}
+    own = {name: {k: v for k, v in s.items() if k not in shared} for name, s in plan.settings.items()}
+    return {**shared, **{name: settings for name, settings in own.items() if settings}}
 
 
-def _list(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _regenerate(study: Study, out: Path) -> str:
+    if study.layout == "comparison":
+        return f"didicm compare --out {shlex.quote(str(out))} --report-only"
+    name = study.name if study.name in list_studies() else f"{study.name}.yaml"
+    return f"didicm study {shlex.quote(name)} --out {shlex.quote(str(out.parent))} --report-only"
+
+
+def _list(numbers: set[int]) -> str:
+    return ", ".join(map(str, sorted(numbers, reverse=True)))

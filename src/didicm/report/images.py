@@ -1,25 +1,40 @@
-"""Pictures of single images, from what the cells stored: trajectories through diffusion time, and errors."""
+"""Pictures of single images: their posterior through diffusion time, and errors beside a baseline's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from didicm.errors import UserError
+from didicm.errors import UserError, reason
 from didicm.evaluation import load_posteriors
-from didicm.experiments.cells import LABELS
-from didicm.experiments.measure import MEASURED, PICTURES
-from didicm.report.records import Row
-from didicm.report.style import TOP5, bare, look, plt
+from didicm.experiments.results import PICTURES
+from didicm.report.records import Entry, Row
+from didicm.report.style import COLOURS, bare, looks
+
+CLASSES = 5  # drawn of a posterior
+
+
+class Traced(NamedTuple):
+    """An image and its posterior's way through diffusion time."""
+
+    title: str
+    image: Any  # a PIL image, or an array (H, W) or (H, W, 3)
+    times: Sequence[float]  # T, from 1 to 0
+    states: np.ndarray  # (T, k): probabilities of some or all classes
+    names: Sequence[str]  # k
+    truth: str | None = None
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Some test images of a cell, with its posteriors."""
+    """Some test images of a run, with its posteriors."""
 
     shown: Tensor  # (n,): which test images
     images: Tensor  # (n, C, H, W), uint8
@@ -31,54 +46,105 @@ class Pictures:
     times: Tensor | None  # (steps + 1,)
 
 
+def draw_trajectory(
+    axes: Axes,
+    times: Sequence[float],
+    states: np.ndarray,
+    names: Sequence[str],
+    *,
+    truth: str | None = None,
+    top: int = CLASSES,
+    top_probability: float = 1.0,
+) -> None:
+    """The classes that end as the most probable over time, each named where its line ends.
+
+    Args:
+        states: (T, k), probabilities of the k classes in `names`
+        truth: the class to tick
+        top: how many classes are drawn
+        top_probability: where the axis ends
+    """
+    order = np.argsort(-states[-1], kind="stable")[: min(top, len(COLOURS))]
+    times = [max(time, 0.0) for time in times]  # the official solver ends a little below 0
+    heights = _spread(states[-1, order], top_probability)
+    for rank in reversed(range(len(order))):  # the least probable first, so that the answer lies on top
+        look, path = COLOURS[rank], states[:, order[rank]]
+        name = names[order[rank]]
+        axes.plot(times, path, **look._asdict(), markersize=4, clip_on=False)
+        axes.annotate(
+            f"{shorten(name, 22)}{' ✓' * (name == truth)}  {100 * path[-1]:.1f} %",
+            xy=(0, path[-1]),
+            xytext=(-0.06, heights[rank]),
+            color=look.color,
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": look.color,
+                "linewidth": 0.8,
+                "relpos": (0, 0.5),
+                "shrinkB": 3,
+            },
+        )
+    ticks = np.linspace(0, top_probability, 6)
+    axes.set(xlim=(1, 0), ylim=(0, top_probability), ylabel="probability")
+    axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def trajectory_picture(
+    items: Sequence[Traced | tuple[Any, ...]], *, columns: int = 1, top: int = CLASSES
+) -> Figure:
+    """Images, each beside its most probable classes over diffusion time, on one scale of probability."""
+    traced = [Traced(*item) for item in items]
+    highest = max(float(item.states.max()) for item in traced)
+    limit = next(limit for limit in (0.25, 0.5, 0.75, 1.0) if limit == 1 or highest < 0.95 * limit)
+    figure, axes = _pairs(len(traced), columns, width=6.4, height=2.5)
+    for item, (left, right) in zip(traced, axes, strict=True):
+        show_image(left, item.image)
+        left.set_title(shorten(item.title, 24), fontsize=9, loc="center")
+        draw_trajectory(right, *item[2:5], truth=item.truth, top=top, top_probability=limit)
+    for _, right in axes[-columns:]:
+        right.set_xlabel("diffusion time: from noise (1) to the answer (0)")
+    return figure
+
+
 def load_pictures(row: Row, folder: Path) -> Pictures:
-    """What a cell stored to look at."""
-    path = folder / MEASURED / row.key / PICTURES
+    """What a run stored to look at, beside its posteriors."""
+    posteriors = folder / str(row.measured.posteriors)
+    path = posteriors.with_name(PICTURES)
     try:
         tensors = load_file(path)
         shown, images = tensors["shown"], tensors["images"]
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(
-            f"{path} is missing or damaged ({error}): delete its line in results.jsonl and run again"
+            f"{path} is missing or damaged ({reason(error)}): delete its line in results.jsonl and run again"
         ) from error
-    stored = load_posteriors(folder / row.posteriors)
+    stored = load_posteriors(posteriors)
     rest = (tensors.get(name) for name in ("traced", "trajectory", "times"))
     return Pictures(shown, images, stored.probs[shown], stored.labels[shown], stored.class_names, *rest)
 
 
-def trajectories(pictures: Pictures, count: int = 6) -> plt.Figure | None:
-    """The five most probable classes over diffusion time, next to the image; from sure to unsure."""
-    if pictures.traced is None or not len(pictures.traced):
+def trajectories(pictures: Pictures, count: int = 6) -> Figure | None:
+    """Some images with their posteriors through diffusion time, from the most to the least confident."""
+    traced, paths, times = pictures.traced, pictures.trajectory, pictures.times
+    if traced is None or paths is None or times is None or not len(traced):
         return None
-    chosen = np.unique(np.linspace(0, len(pictures.traced) - 1, min(count, len(pictures.traced))).astype(int))
-    columns = min(2, len(chosen))
-    lines = -(-len(chosen) // columns)
-    figure = plt.figure(figsize=(5.6 * columns, 2.7 * lines), layout="constrained")
-    grid = figure.add_gridspec(lines, 2 * columns, width_ratios=[1, 2.4] * columns)
-    times = pictures.times.numpy()
-    for place, which in enumerate(chosen):
-        line, column = divmod(place, columns)
-        at = int(pictures.traced[which])
-        path = pictures.trajectory[which]
-        left, right = figure.add_subplot(grid[line, 2 * column]), figure.add_subplot(grid[line, 2 * column + 1])
-        _show_image(left, pictures.images[at])
-        truth = pictures.class_names[int(pictures.labels[at])]
-        left.set_title(_short(truth, 18), fontsize=9, loc="center")
-        for rank, label in enumerate(path[-1].topk(min(5, path.shape[-1])).indices.tolist()):
-            colour, marker, style = TOP5[rank]
-            name = pictures.class_names[label]
-            shown = _short(name, 18) + (" ✓" if name == truth else "")
-            right.plot(
-                times, path[:, label].numpy(), color=colour, marker=marker, linestyle=style, label=shown, ms=4
-            )
-        right.set(xlim=(1.02, -0.02), ylim=(-0.02, 1.02))
-        right.legend(fontsize=7.5, loc="upper left", labelspacing=0.25, handlelength=2.6)
-        if line == lines - 1:
-            right.set_xlabel("diffusion time: from noise to answer")
-    return figure
+    chosen = np.unique(np.linspace(0, len(traced) - 1, min(count, len(traced))).astype(int))
+    names = pictures.class_names
+    items = []
+    for which in chosen.tolist():
+        at = int(traced[which])
+        truth = names[int(pictures.labels[at])]
+        items.append(
+            Traced(truth, _array(pictures.images[at]), times.tolist(), paths[which].numpy(), names, truth)
+        )
+    return trajectory_picture(items, columns=min(2, len(items)))
 
 
-def mistakes(one: Pictures, other: Pictures, methods: Sequence[str], count: int = 6) -> plt.Figure | None:
+def errors(one: Pictures, other: Pictures, entries: Sequence[Entry], count: int = 6) -> Figure | None:
     """Images that at least one side gets wrong, with both posteriors; those first where the sides differ most."""
     if one.images.shape != other.images.shape or not bool((one.shown == other.shown).all()):
         return None
@@ -90,44 +156,69 @@ def mistakes(one: Pictures, other: Pictures, methods: Sequence[str], count: int 
     order = (own[0] - own[1]).argsort()
     # As many from either end: where one side does better, and where the other does.
     half = min(count, len(order)) // 2 or 1
-    chosen = places[[*order[:half].tolist(), *order[len(order) - half :].tolist()]].unique()[:count]
-    columns = min(2, len(chosen))
-    lines = -(-len(chosen) // columns)
-    figure = plt.figure(figsize=(5.6 * columns, 2.5 * lines + 0.4), layout="constrained")
-    grid = figure.add_gridspec(lines, 2 * columns, width_ratios=[1, 2] * columns)
-    for place, at in enumerate(chosen.tolist()):
-        line, column = divmod(place, columns)
-        left, right = figure.add_subplot(grid[line, 2 * column]), figure.add_subplot(grid[line, 2 * column + 1])
-        _show_image(left, one.images[at])
+    chosen = places[[*order[:half].tolist(), *order[len(order) - half :].tolist()]].unique()[:count].tolist()
+    palette = looks((str(entry), entry.method.baseline) for entry in entries)
+    figure, axes = _pairs(len(chosen), min(2, len(chosen)), width=5.6, height=2.6)
+    for at, (left, right) in zip(chosen, axes, strict=True):
+        show_image(left, _array(one.images[at]))
         truth = int(one.labels[at])
-        left.set_title(_short(one.class_names[truth], 18), fontsize=9, loc="center")
+        left.set_title(shorten(one.class_names[truth], 18), fontsize=9, loc="center")
         both = one.probs[at] + other.probs[at]
         best = both.topk(min(4, len(both))).indices.tolist()
         best = best if truth in best else [*best[:-1], truth]
         y = np.arange(len(best))
-        for i, (pictures, method) in enumerate(zip((one, other), methods, strict=True)):
-            colour, _, _ = look(method)
-            hatch = "///" if i else None
-            label = LABELS.get(method, method)
-            face = "white" if i else colour
-            values = pictures.probs[at][best].numpy()
-            right.barh(y + 0.2 * (2 * i - 1), values, 0.36, color=face, edgecolor=colour, hatch=hatch, label=label)
-        names = [_short(one.class_names[k], 16) + (" ✓" if k == truth else "") for k in best]
+        for i, (pictures, entry) in enumerate(zip((one, other), entries, strict=True)):
+            colour = palette[str(entry)].color
+            look = {"color": "white" if i else colour, "edgecolor": colour, "hatch": "///" if i else None}
+            right.barh(y + 0.2 * (2 * i - 1), pictures.probs[at][best].numpy(), 0.36, label=str(entry), **look)
+        names = [shorten(one.class_names[k], 16) + (" ✓" if k == truth else "") for k in best]
         right.set_yticks(y, names, fontsize=8)
         right.invert_yaxis()
         right.set_xlim(0, 1)
         right.grid(axis="y", visible=False)
-    handles, labels = right.get_legend_handles_labels()
+    handles, labels = axes[-1][1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
 
 
-def _show_image(axes, image: Tensor) -> None:
-    picture = image.permute(1, 2, 0).numpy()
-    axes.imshow(picture.squeeze(-1) if picture.shape[-1] == 1 else picture, cmap="gray", vmin=0, vmax=255)
+def show_image(axes: Axes, image: Any) -> None:
+    """An image of any size: small ones as sharp pixels."""
+    pixels = np.asarray(image)
+    smooth = "nearest" if max(pixels.shape[:2]) < 128 else "antialiased"
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation=smooth)
     bare(axes)
 
 
-def _short(text: str, length: int) -> str:
-    text = f" {text}" if text.startswith("_") else text  # legends leave such names out
+def shorten(text: str, length: int) -> str:
+    """At most so many characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _array(image: Tensor) -> np.ndarray:
+    """(C, H, W) as matplotlib shows it."""
+    pixels: np.ndarray = image.permute(1, 2, 0).numpy()
+    return pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels
+
+
+def _pairs(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[tuple[Axes, Axes]]]:
+    """A figure of so many images, each with a plot at its right."""
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+    grid = figure.add_gridspec(rows, 2 * columns, width_ratios=[1, 2.2] * columns)
+    places = [divmod(i, columns) for i in range(count)]
+    return figure, [
+        (figure.add_subplot(grid[row, 2 * column]), figure.add_subplot(grid[row, 2 * column + 1]))
+        for row, column in places
+    ]
+
+
+def _spread(values: np.ndarray, top: float) -> list[float]:
+    """Heights for labels of falling values, far enough apart to read and inside the axes."""
+    gap, floor = 0.11 * top, 0.02 * top
+    placed: list[float] = []
+    for value in values.tolist():
+        placed.append(min(value, placed[-1] - gap) if placed else min(value, top))
+    for k in reversed(range(len(placed))):  # push up what fell out below
+        placed[k] = max(placed[k], floor)
+        floor = placed[k] + gap
+    return placed

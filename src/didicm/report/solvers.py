@@ -1,56 +1,32 @@
-"""A demonstration without training: give every solver the true score and see how well it recovers the truth.
+"""A demonstration without training: every solver gets the exact score, and should recover the true posterior.
 
-Then disturb the score, as a trained network would, and see how the solvers bear it.
+Then it gets a noisy score, as a trained network would give it.
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from didicm.diffusion import Posterior, Step, UniformProcess, sample_cl, sample_cp
-from didicm.report.style import plt
+from didicm.diffusion import Sampler, Step, UniformProcess
+from didicm.diffusion.exact import ExactScore
 
-Sample = Callable[..., Posterior]
-SOLVERS: dict[str, Sample] = {
-    "exact, asked mid-step": lambda *a, **k: sample_cp(*a, solver="exact", score_time="midpoint", **k),
-    "exact, asked at the start": lambda *a, **k: sample_cp(*a, solver="exact", score_time="start", **k),
-    "Euler (the paper)": lambda *a, **k: sample_cp(*a, solver="euler", **k),
-    "Euler, as released": lambda *a, **k: sample_cp(*a, solver="official", **k),
-    "labels, 16 chains": lambda *a, **k: sample_cl(*a, solver="exact", **k),
+SAMPLERS = {
+    "exact, score at midpoint": Sampler(),
+    "exact, score at start": Sampler(score_time="start"),
+    "Euler (the paper)": Sampler(solver="euler"),
+    "Euler, as released": Sampler(solver="official"),
+    "labels, 16 chains": Sampler("cl"),
 }
-STYLES = dict(
-    zip(
-        SOLVERS,
-        [("#000000", "o-"), ("#0072B2", "s--"), ("#E69F00", "^-"), ("#D55E00", "v:"), ("#009E73", "D-.")],
-        strict=True,
-    )
-)
+STYLES = [("#000000", "o-"), ("#0072B2", "s--"), ("#E69F00", "^-"), ("#D55E00", "v:"), ("#009E73", "D-.")]
 STEPS = [1, 2, 4, 8, 16, 32]
-
-
-class TrueScore:
-    """Score model of images that are their own posteriors (B, K), with an error on the log-ratios."""
-
-    def __init__(self, error: float) -> None:
-        self.error = error
-
-    def encode(self, image: Tensor) -> Tensor:
-        """Nothing to encode."""
-        return image
-
-    def score(self, features: Tensor, label: Tensor, total: Tensor) -> Tensor:
-        """Ratios of the noisy posterior, each off by a random factor that differs from call to call."""
-        keep = torch.exp(-total.double()).unsqueeze(-1)
-        log_q = (keep * features + (1 - keep) / features.shape[-1]).log()
-        log_q = log_q + self.error * torch.randn_like(log_q)
-        return log_q - log_q.gather(-1, label.unsqueeze(-1))
+SCORES = {"exact score: all error is the solver's": 0.0, "noisy score: as a network gives it": 0.3}
 
 
 def main(argv: list[str]) -> None:
@@ -67,17 +43,17 @@ def main(argv: list[str]) -> None:
     torch.manual_seed(0)
     process, truth = UniformProcess(arguments.classes), true_posteriors(arguments.images, arguments.classes)
     console.print(f"Recovering {arguments.images} known posteriors over {arguments.classes} classes.")
-    cells = [(error, name, steps) for error in (0.0, 0.3) for name in SOLVERS for steps in STEPS]
+    runs = [(score, name, steps) for score in SCORES for name in SAMPLERS for steps in STEPS]
     distance = {}
-    for error, name, steps in track(cells, "measuring", console=console):
-        probs = SOLVERS[name](TrueScore(error), truth, process, steps=steps).probs
-        distance[error, name, steps] = ((probs - truth).abs().sum(-1) / 2).mean().item()
+    for score, name, steps in track(runs, "measuring", console=console):
+        probs = SAMPLERS[name].changed(steps=steps)(ExactScore(error=SCORES[score]), truth, process).probs
+        distance[score, name, steps] = ((probs - truth).abs().sum(-1) / 2).mean().item()
 
-    for error, score in ((0.0, "true score"), (0.3, "disturbed score")):
+    for score in SCORES:
         table = Table("steps:", *map(str, STEPS))
-        table.title = f"Distance to the true posterior (total variation), {score}"
-        for name in SOLVERS:
-            table.add_row(name, *(f"{distance[error, name, steps]:.2g}" for steps in STEPS))
+        table.title = f"Distance to the true posterior (total variation), {score.partition(':')[0]}"
+        for name in SAMPLERS:
+            table.add_row(name, *(f"{distance[score, name, steps]:.2g}" for steps in STEPS))
         console.print(table)
     draw(distance, process, truth[:1], arguments.out)
     console.print(f"Picture: {arguments.out.resolve()}")
@@ -92,33 +68,29 @@ def true_posteriors(count: int, num_classes: int) -> Tensor:
     return p
 
 
-def draw(
-    distance: dict[tuple[float, str, int], float], process: UniformProcess, truth: Tensor, path: Path
-) -> None:
-    """Top: distance over steps. Bottom: one posterior on its way, by each solver."""
-    figure = plt.figure(figsize=(13, 8), layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.25, 1])
-    for axes, error, title in zip(
-        top.subplots(1, 2),
-        (0.0, 0.3),
-        ("the true score: all error is the solver's", "a disturbed score: as a network gives it"),
-        strict=True,
-    ):
-        for name, (colour, style) in STYLES.items():
-            values = [max(distance[error, name, steps], 1e-9) for steps in STEPS]
+def draw(distance: dict[tuple[str, str, int], float], process: UniformProcess, truth: Tensor, path: Path) -> None:
+    """Top: distance over steps. Bottom: one posterior on its way, by each sampler."""
+    figure = Figure(figsize=(13, 8), layout="constrained")
+    grid = figure.add_gridspec(2, 1, height_ratios=[1.25, 1])
+    top, bottom = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    for axes, score in zip(top.subplots(1, 2), SCORES, strict=True):
+        for name, (colour, style) in zip(SAMPLERS, STYLES, strict=True):
+            values = [max(distance[score, name, steps], 1e-9) for steps in STEPS]
             axes.plot(STEPS, values, style, color=colour, label=name)
-        axes.set(xscale="log", yscale="log", xlabel="steps", title=title)
+        axes.set(xscale="log", yscale="log", xlabel="steps", title=score)
         axes.set_xticks(STEPS, [str(steps) for steps in STEPS])
         axes.grid(alpha=0.3)
     top.axes[0].set_ylabel("distance to the truth (total variation)")
     top.axes[1].legend(frameon=False)
 
     best = truth[0].topk(4).indices
-    for axes, name in zip(bottom.subplots(1, len(SOLVERS), sharey=True), SOLVERS, strict=True):
-        path_of: list[Step] = []
-        SOLVERS[name](TrueScore(0.0), truth, process, steps=8, callback=path_of.append)
-        times = [1.0, *(step.time for step in path_of)]
-        states = np.stack([np.full(4, 1 / process.num_classes), *(step.probs[0, best] for step in path_of)])
+    for axes, (name, sampler) in zip(
+        bottom.subplots(1, len(SAMPLERS), sharey=True), SAMPLERS.items(), strict=True
+    ):
+        trajectory: list[Step] = []
+        sampler(ExactScore(), truth, process, trajectory.append)
+        times = [1.0, *(step.time for step in trajectory)]
+        states = np.stack([np.full(4, 1 / process.num_classes), *(step.probs[0, best] for step in trajectory)])
         for state, target, shade in zip(states.T, truth[0, best].tolist(), (0.0, 0.3, 0.5, 0.7), strict=True):
             axes.plot(times, state, "o-", color=str(shade), markersize=3)
             axes.axhline(target, color=str(shade), linewidth=0.8, linestyle=":")
@@ -126,4 +98,3 @@ def draw(
     bottom.axes[0].set_ylabel("probability; dotted: the truth")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    plt.close(figure)

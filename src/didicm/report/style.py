@@ -1,32 +1,35 @@
 """How figures look: Okabe-Ito colours, each with a marker and a line style, so that they can be told in grey."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
+from itertools import cycle
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-STYLES = {
-    "standard": ("#000000", "o", "-"),
-    "standard-smooth": ("#999999", "s", "--"),
-    "didicm-score": ("#E69F00", "^", "-."),
-    "didicm-posterior": ("#0072B2", "D", "-"),
-}
-SPARE = [("#009E73", "v", ":"), ("#D55E00", "P", "--"), ("#CC79A7", "X", "-."), ("#56B4E9", "*", "-")]
-TOP5 = [
-    ("#0072B2", "o", "-"),
-    ("#D55E00", "s", "--"),
-    ("#009E73", "^", "-."),
-    ("#CC79A7", "v", ":"),
-    ("#999999", "D", "-"),
+
+class Look(NamedTuple):
+    """Keyword arguments of a plot."""
+
+    color: str
+    marker: str
+    linestyle: str
+
+
+BASELINES = [Look("#000000", "o", "-"), Look("#999999", "s", "--")]
+COLOURS = [
+    Look("#0072B2", "D", "-"),
+    Look("#E69F00", "^", "-."),
+    Look("#009E73", "v", ":"),
+    Look("#D55E00", "P", "--"),
+    Look("#CC79A7", "X", "-."),
+    Look("#56B4E9", "*", "-"),
 ]
-RIGHT, WRONG = "#56B4E9", "#D55E00"
-
-Look = tuple[str, str, str]  # colour, marker, line
-
+RIGHT, WRONG, FRAME = "#56B4E9", "#D55E00", "#cccccc"
 
 RC = {
     "font.size": 10,
@@ -48,37 +51,36 @@ RC = {
     "svg.fonttype": "path",
 }
 
-_assigned: dict[str, Look] = {}
+
+def looks(lines: Iterable[tuple[str, bool]]) -> dict[str, Look]:
+    """A look per name: baselines, which are marked so, in black and grey, DiDiCM in colours."""
+    baselines, colours = cycle(BASELINES), cycle(COLOURS)
+    return {name: next(baselines if baseline else colours) for name, baseline in lines}
 
 
-def look(method: str) -> Look:
-    """Colour, marker and line of a method; others than the usual ones get theirs in `styled`."""
-    return STYLES.get(method) or _assigned.get(method, SPARE[0])
+def make_axes(
+    columns: int, rows: int = 1, *, size: tuple[float, float], sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure of plots of one size each in inches, row by row."""
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 
-@contextmanager
-def styled(methods: Sequence[str] = ()) -> Iterator[None]:
-    """Settings for all figures, and a look of its own for every method."""
-    colours = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999"]
-    markers, lines = "Dov^sPX*<", ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
-    _assigned.clear()
-    for i, method in enumerate(dict.fromkeys(methods)):
-        _assigned[method] = colours[i % len(colours)], markers[i % len(markers)], lines[i % len(lines)]
-    with plt.rc_context(RC):
-        yield
-
-
-def legend_below(figure: plt.Figure, axes: Axes, columns: int = 2) -> None:
-    """One legend for all axes of a figure, under them."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
+    """One legend for all plots of a figure, under them."""
+    found: dict[str, object] = {}
+    for plot in axes:
+        for handle, label in zip(*plot.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
 
 
 def bare(axes: Axes) -> None:
     """No ticks, no grid: for an image."""
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.grid(False)
     for spine in axes.spines.values():
-        spine.set_visible(True)
-        spine.set_color("#cccccc")
+        spine.set(visible=True, color=FRAME)
+
+
+__all__ = ["COLOURS", "RC", "RIGHT", "WRONG", "Look", "bare", "legend_below", "looks", "make_axes", "plt"]

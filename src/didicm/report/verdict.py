@@ -1,184 +1,235 @@
 """Plain sentences on what a comparison or a study shows, whichever way it went."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
-from didicm.experiments.definition import Study
-from didicm.experiments.measure import ONE_CALL
-from didicm.report.panel import Panel
-from didicm.report.records import Estimate, Row, Variant, difference, estimate, main_variants, select, variants_of
-from didicm.report.tables import MINUS
+from didicm.experiments.spec import Condition, Study
+from didicm.report.panels import Line, Panel
+from didicm.report.records import (
+    NLL,
+    SCALED_NLL,
+    TOP1,
+    TOP5,
+    Entry,
+    Estimate,
+    Metric,
+    Row,
+    baselines_of,
+    cost_ratio,
+    difference,
+    entries_of,
+    estimate,
+    select,
+)
+from didicm.report.tables import MINUS, column_name
+
+ENOUGH_SEEDS = 3
+STILL_IMPROVING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
-def verdict(rows: Sequence[Row]) -> list[str]:
-    """One sentence on accuracy, one on the posterior and its cost.
+def verdict(study: Study, rows: Sequence[Row], panel: Panel, published: Panel | None = None) -> list[str]:
+    """What the results show, and what to be careful about."""
+    says = _on_comparison(rows) if study.layout == "comparison" else _on_study(study, panel, published)
+    return [*says, *_cautions(rows)]
 
-    The contestants: DiDiCM as the recipe samples it, with posterior parameterization if it was run, against whichever
-    standard classifier did better on the metric in question, over the settings and seeds that all of them have.
+
+def compared(rows: Sequence[Row]) -> tuple[Entry | None, list[Entry]]:
+    """The entry that stands for DiDiCM, with posterior parameterization if it was run, and its baselines."""
+    ours = [entry for entry in entries_of(rows, main=True) if not entry.method.baseline]
+    if not ours:
+        return None, []
+    parameterized = (e for e in ours if e.method.settings.get("model_args.parameterization") == "posterior")
+    chosen = next(parameterized, ours[0])
+    return chosen, baselines_of(chosen, entries_of(rows))
+
+
+def _on_comparison(rows: Sequence[Row]) -> list[str]:
+    """One sentence on accuracy, one on the posterior, one on cost.
+
+    DiDiCM with its main sampler against whichever baseline does better on the metric in question, over the
+    conditions and seeds that all of them have.
     """
-    ours, standard = contestants(rows)
-    rows, standard = _common(rows, ours, standard)
-    if ours is None or not rows:
-        return [
-            "There is nothing to compare yet: a standard classifier and DiDiCM are needed in the same setting."
-        ]
-    a = select(rows, ours)
-    return [_on_accuracy(rows, a, standard), _on_posterior(rows, a, standard)]
+    ours, baselines = compared(rows)
+    common, baselines = _in_common(rows, ours, baselines)
+    if ours is None or not baselines:
+        return ["There is nothing to compare yet: run DiDiCM and a standard classifier under the same condition."]
+    posterior = [_on_nll(common, ours, baselines, metric) for metric in (NLL, SCALED_NLL)]
+    sentences = [
+        _on_accuracy(common, ours, baselines),
+        f"As trained, DiDiCM's probabilities are {posterior[0]}."
+        + (f" With a temperature for both, they are {posterior[1]}." if posterior[1] else ""),
+        _on_cost(rows, common, ours),
+    ]
+    return sentences
 
 
-def contestants(rows: Sequence[Row]) -> tuple[Variant | None, list[Variant]]:
-    """DiDiCM's variant that stands for it, and the standard ones."""
-    diffusion = [v for v in main_variants(rows) if not v.standard]
-    ours = next((v for v in diffusion if v.method == "didicm-posterior"), diffusion[0] if diffusion else None)
-    return ours, [v for v in variants_of(rows) if v.standard]
-
-
-def _common(
-    rows: Sequence[Row], ours: Variant | None, standard: Sequence[Variant]
-) -> tuple[list[Row], list[Variant]]:
-    """Rows of the settings and seeds that DiDiCM shares with the standard classifiers that were run in most."""
-    places = {v: {(row.setting, row.seed) for row in rows if row.variant == v} for v in (ours, *standard)}
-    shared = {v: len(places[v] & places[ours]) for v in standard}
-    standard = [v for v in standard if shared[v] and shared[v] == max(shared.values())]
-    if not standard:
+def _in_common(
+    rows: Sequence[Row], ours: Entry | None, baselines: Sequence[Entry]
+) -> tuple[list[Row], list[Entry]]:
+    """Rows of the conditions and seeds that DiDiCM shares with the baselines that share most of them."""
+    places = {e: {(r.run.condition, r.run.seed) for r in rows if r.entry == e} for e in (ours, *baselines) if e}
+    shared = {e: len(places[e] & places[ours]) for e in baselines if ours}
+    kept = [e for e in baselines if shared[e] and shared[e] == max(shared.values())]
+    if ours is None or not kept:
         return [], []
-    kept = set.intersection(places[ours], *(places[v] for v in standard))
-    return [row for row in rows if (row.setting, row.seed) in kept], standard
+    common = set.intersection(places[ours], *(places[e] for e in kept))
+    return [row for row in rows if (row.run.condition, row.run.seed) in common], kept
 
 
-def best_opponent(rows: Sequence[Row], standard: Sequence[Variant], metric: str) -> list[Row]:
-    """Rows of the standard classifier that did best: the choice favours the opponent."""
-
-    def score(variant: Variant) -> float:
-        found = estimate(select(rows, variant), metric)
-        return float("-inf") if found is None else found.mean if metric == "cls/Acc" else -found.mean
-
-    return select(rows, max(standard, key=score))
+def _best(rows: Sequence[Row], baselines: Sequence[Entry], metric: Metric) -> Entry:
+    """The baseline that does best: the choice favours the other side."""
+    means = {e: x.mean for e in baselines if (x := estimate(select(rows, e), metric)) is not None}
+    return max(means, key=lambda e: metric.sign * means[e]) if means else baselines[0]
 
 
-def _on_accuracy(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant]) -> str:
-    b = best_opponent(rows, standard, "cls/Acc")
-    gap, x, y = difference(a, b, "cls/Acc"), estimate(a, "cls/Acc"), estimate(b, "cls/Acc")
-    shown = f"{100 * x.mean:.1f} % against {100 * y.mean:.1f} %, {_interval(gap, 100, 1, ' points')}"
-    if gap.sign > 0:
-        return f"DiDiCM is more accurate than the standard classifier: {shown}."
-    if gap.sign < 0:
-        return f"The standard classifier is more accurate than DiDiCM: {shown}."
-    return f"In accuracy, DiDiCM and the standard classifier cannot be told apart: {shown}."
+def _on_accuracy(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry]) -> str:
+    baseline = _best(rows, baselines, TOP1)
+    a, b = select(rows, ours), select(rows, baseline)
+    gap, x, y = difference(a, b, TOP1), estimate(a, TOP1), estimate(b, TOP1)
+    if gap is None or x is None or y is None:
+        raise ValueError("a posterior without an accuracy")
+    names = f"({ours}; {baseline})"
+    if gap.sign < 0:  # numbers in the order of the sentence
+        gap, x, y, names = -gap, y, x, f"({baseline}; {ours})"
+        says = "The standard classifier is more accurate than DiDiCM"
+    elif gap.sign > 0:
+        says = "DiDiCM is more accurate than the standard classifier"
+    else:
+        says = "In accuracy, DiDiCM and the standard classifier cannot be told apart"
+    return f"{says}: {100 * x.mean:.1f} % against {100 * y.mean:.1f} % {names}, {_interval(gap, TOP1)}."
 
 
-def _on_posterior(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant]) -> str:
-    raw, tempered = (_on_nll(rows, a, standard, metric) for metric in ("cls/NLL", "cls/NLL, T"))
-    with_temperature = f"; with a temperature for both they are {tempered}" if tempered else ""
-    cost = _cost(rows, a, best_opponent(rows, standard, "cls/NLL"))
-    return f"As trained, DiDiCM's probabilities are {raw}{with_temperature}; {cost}."
-
-
-def _on_nll(rows: Sequence[Row], a: Sequence[Row], standard: Sequence[Variant], metric: str) -> str | None:
-    """How DiDiCM's probabilities compare with those of the standard classifier whose NLL is best."""
-    b = best_opponent(rows, standard, metric)
+def _on_nll(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry], metric: Metric) -> str | None:
+    """How DiDiCM's probabilities compare with those of the baseline whose NLL is best."""
+    baseline = _best(rows, baselines, metric)
+    a, b = select(rows, ours), select(rows, baseline)
     gap, x, y = difference(a, b, metric), estimate(a, metric), estimate(b, metric)
-    if gap is None:
+    if gap is None or x is None or y is None:
         return None
     word = {-1: "better", 1: "worse", 0: "as good within noise"}[gap.sign]
-    return f"{word}: NLL {x.mean:.3f} against {y.mean:.3f}, {_interval(gap, 1, 3)}"
+    return f"{word}: NLL {x.mean:.3f} against {y.mean:.3f} ({baseline}), {_interval(gap, metric)}"
 
 
-def _cost(rows: Sequence[Row], a: Sequence[Row], b: Sequence[Row]) -> str:
-    ratio = a[0].multiply_adds / max(b[0].multiply_adds, 1)
-    text = f"DiDiCM's {a[0].calls} network calls cost {ratio:.1f} times the multiply-adds"
-    single = select(rows, replace(a[0].variant, reading=ONE_CALL))
-    if a[0].calls == 1 or not single:
-        return text
-    there = estimate(single, "cls/NLL")
-    once = single[0].multiply_adds / max(b[0].multiply_adds, 1)
-    return f"{text}, and a single call, at {once:.1f} times, has NLL {there.mean:.3f}"
+def _on_cost(rows: Sequence[Row], common: Sequence[Row], ours: Entry) -> str:
+    calls = select(rows, ours)[0].measured.calls
+    text = f"The {calls} network call{'s' * (calls > 1)} of DiDiCM cost {cost_ratio(rows, ours):.1f} times "
+    text += "the multiply-adds of the standard classifier"
+    single = [r for r in common if r.method == ours.method and r.measured.settings.get("method") == "readout"]
+    there = estimate(single, NLL)
+    if calls == 1 or there is None:
+        return f"{text}."
+    return f"{text}; a single call, at {cost_ratio(rows, single[0].entry):.1f} times, has NLL {there.mean:.3f}."
 
 
-def _interval(gap: Estimate, scale: float, digits: int, unit: str = "") -> str:
-    mean = _number(scale * gap.mean, digits)
-    if gap.low is None or gap.high is None:
-        return f"a difference of {mean}{unit} from a single run each, which says little"
-    low, high = _number(scale * gap.low, digits), _number(scale * gap.high, digits)
-    return f"a difference of {mean}{unit} (95 % interval {low} to {high}, {gap.n} seeds)"
+def _cautions(rows: Sequence[Row]) -> list[str]:
+    """What weakens all the rest."""
+    seeds = len({row.run.seed for row in rows})
+    few = {1: "A single seed: there are no intervals, so any difference may be noise; run at least 3 seeds."}
+    says = [few.get(seeds, f"Few seeds: with {seeds}, the intervals are wide.")] if seeds < ENOUGH_SEEDS else []
+    gains: dict[str, list[float]] = {}
+    for row in rows:
+        if row.main and row.run.final_epochs_gain is not None:
+            gains.setdefault(str(row.method), []).append(row.run.final_epochs_gain)
+    means = {name: sum(found) / len(found) for name, found in gains.items()}
+    unfinished = [f"{name} ({100 * mean:.0f} %)" for name, mean in means.items() if mean > STILL_IMPROVING]
+    if unfinished:
+        says.append(
+            f"Still improving when training ended: {', '.join(unfinished)}, by the fall of the training loss over "
+            "the last tenth of the epochs; longer training may change the comparison."
+        )
+    return says
 
 
-def _number(value: float, digits: int) -> str:
-    return f"{value:+.{digits}f}".replace("-", MINUS)
-
-
-def study_verdict(study: Study, panel: Panel, published: Panel | None) -> list[str]:
-    """What a study shows beside what was published: gains over standard classifiers, or else who comes first."""
-    metrics = [metric for metric in ("top-1", "NLL") if metric in panel.lines[0].values]
+def _on_study(study: Study, panel: Panel, published: Panel | None) -> list[str]:
+    """What a study shows beside what was published: gains over the baselines, or else who comes first."""
     if study.layout == "steps":
-        return [_winners(panel, metric) for metric in metrics]
+        return [_winners(panel, metric) for metric in (TOP1, NLL)]
     if study.layout == "metrics" or not panel.gains:
-        return [_ranking(panel, metric, published) for metric in metrics]
-    sentences = [_on_gain(panel, pair) for pair in panel.gains]
+        return [_ranking(panel, metric, published) for metric in (TOP1, NLL)]
+    sentences = [_on_gain(panel, gain) for gain in panel.gains]
     if published is not None and published.gains:
         gains = "; ".join(
-            f"{a} over {b} {_number(_mean(by_metric['top-1']), 1)} and {_number(_mean(by_metric['top-5']), 1)} "
-            f"(top-1 with {_by_group(published, (a, b))})"
-            for (a, b), by_metric in published.gains.items()
+            f"{gain.name} over {gain.over} {_mean_of(gain, TOP1)} and {_mean_of(gain, TOP5)} "
+            f"(top-1 with {_by_group(published, gain)})"
+            for gain in published.gains
         )
         sentences.append(f"Published, on ImageNet, in points of top-1 and top-5: {gains}.")
     return sentences
 
 
-def _on_gain(panel: Panel, pair: tuple[str, str]) -> str:
-    by_metric = {metric: [x for x in values if x is not None] for metric, values in panel.gains[pair].items()}
-    if not by_metric["top-1"]:
-        return f"{pair[0]} and {pair[1]} have no setting and seed in common yet."
-    ahead, behind = (sum(x.sign == sign for x in by_metric["top-1"]) for sign in (1, -1))
-    shown = [f"{_number(_mean(by_metric[m]), 1)} points of {m}" for m in ("top-1", "top-5") if m in by_metric]
-    shown += [f"{_number(_mean(by_metric[m]), 3)} of {m}" for m in ("NLL", "NLL, T") if by_metric.get(m)]
-    count = len(by_metric["top-1"])
-    columns = f"{count} column{'s' if count > 1 else ''} of the table"
-    shown = f"{', '.join(shown)}; top-1 with {_by_group(panel, pair)}"
-    text = f"{pair[0]} against {pair[1]}, mean over {columns}: {shown}"
-    if all(x.low is None for x in by_metric["top-1"]):
+def _on_gain(panel: Panel, gain: Line) -> str:
+    found = [x for x in gain.values[TOP1] if x is not None]
+    if not found:
+        return f"{gain.name} and {gain.over} have no condition and seed in common yet."
+    shown = [f"{_mean_of(gain, m)} points of {m}" for m in (TOP1, TOP5) if m in gain.values]
+    shown += [f"{_mean_of(gain, m)} of {m}" for m in (NLL, SCALED_NLL) if any(gain.values.get(m, []))]
+    columns = f"{len(found)} column{'s' * (len(found) > 1)} of the table"
+    text = f"{gain.name} against {gain.over}, mean over {columns}: {', '.join(shown)}; "
+    text += f"top-1 with {_by_group(panel, gain)}"
+    if all(x.low is None for x in found):
         return f"{text}; a single seed, so noise may explain it."
+    ahead, behind = (sum(x.sign == sign for x in found) for sign in (1, -1))
     return f"{text}; in top-1 it is ahead beyond noise in {ahead} of them and behind in {behind}."
 
 
-def _by_group(panel: Panel, pair: tuple[str, str]) -> str:
-    """Gains in top-1 by what comes first in the names of the columns: the share of the images, or the size."""
-    groups: dict[str, list[Estimate]] = {}
-    for column, gain in zip(panel.columns, panel.gains[pair]["top-1"], strict=True):
-        if gain is not None:
-            groups.setdefault(column.partition(", ")[0], []).append(gain)
-    return ", ".join(f"{name} {_number(_mean(found), 1)}" for name, found in groups.items())
+def _by_group(panel: Panel, gain: Line) -> str:
+    """Gains in top-1 by fraction of the images, or by model size."""
+    groups: dict[str, list[Estimate | None]] = {}
+    for column, x in zip(panel.columns, gain.values[TOP1], strict=True):
+        name = column_name(Condition(fraction=column.fraction) if isinstance(column, Condition) else column)
+        groups.setdefault(name, []).append(x)
+    return ", ".join(f"{name} {_number(_mean(x), TOP1)}" for name, x in groups.items() if any(x))
 
 
-def _ranking(panel: Panel, metric: str, published: Panel | None) -> str:
+def _ranking(panel: Panel, metric: Metric, published: Panel | None) -> str:
     text = f"By mean {metric}, best first: {_ranked(panel, metric)}; the table shows how far seeds differ."
-    if published is not None and metric in published.lines[0].values:
+    if published is not None and metric in published.metrics:
         text += f" Published: {_ranked(published, metric)}."
     return text
 
 
-def _winners(panel: Panel, metric: str) -> str:
+def _winners(panel: Panel, metric: Metric) -> str:
     """Who comes first with how many steps."""
-    lower, found = metric.startswith("NLL"), []
+    found = []
     for i, column in enumerate(panel.columns):
-        values = {line.name: x.mean for line in panel.lines if (x := line.values[metric][i]) is not None}
-        best = min(values, key=lambda name: values[name] if lower else -values[name])
-        found.append(f"{column}: {best} ({values[best]:.{3 if lower else 1}f})")
+        means = {line.name: x.mean for line in panel.lines if (x := line.values[metric][i]) is not None}
+        best = max(means, key=lambda name: metric.sign * means[name])
+        found.append(f"{column}: {best} ({_plain(means[best], metric)})")
     return f"Best {metric} by number of steps: {'; '.join(found)}."
 
 
-def _ranked(panel: Panel, metric: str) -> str:
+def _ranked(panel: Panel, metric: Metric) -> str:
     """Lines with their means over the columns that all of them have."""
-    lower = metric.startswith("NLL")
     columns = zip(*(line.values[metric] for line in panel.lines), strict=True)
     whole = [i for i, column in enumerate(columns) if None not in column]
     if not whole:
         return "no column is complete yet"
-    scores = {line.name: _mean([line.values[metric][i] for i in whole]) for line in panel.lines}
-    order = sorted(scores, key=lambda name: scores[name] if lower else -scores[name])
-    return ", ".join(f"{name} {scores[name]:.{3 if lower else 1}f}" for name in order)
+    means = {line.name: _mean(line.values[metric][i] for i in whole) for line in panel.lines}
+    order = sorted(means, key=lambda name: -metric.sign * means[name])
+    return ", ".join(f"{name} {_plain(means[name], metric)}" for name in order)
 
 
-def _mean(values: Sequence[Estimate | None]) -> float:
+def _interval(gap: Estimate, metric: Metric) -> str:
+    unit = " points" if metric.percent else ""
+    mean = _number(gap.mean, metric)
+    if gap.low is None or gap.high is None:
+        return f"a difference of {mean}{unit} from a single run each, which says little"
+    low, high = _number(gap.low, metric), _number(gap.high, metric)
+    return f"a difference of {mean}{unit} (95 % interval {low} to {high}, {gap.n} seeds)"
+
+
+def _mean_of(line: Line, metric: Metric) -> str:
+    return _number(_mean(line.values[metric]), metric)
+
+
+def _mean(values: Iterable[Estimate | None]) -> float:
     found = [x.mean for x in values if x is not None]
     return sum(found) / len(found)
+
+
+def _number(value: float, metric: Metric, sign: str = "+") -> str:
+    text = f"{100 * value:{sign}.1f}" if metric.percent else f"{value:{sign}.3f}"
+    return text.replace("-", MINUS)
+
+
+def _plain(value: float, metric: Metric) -> str:
+    return _number(value, metric, sign="")
