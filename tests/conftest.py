@@ -1,4 +1,167 @@
+"""Parts that tests of several rooms share: real image files, tiny runs, commands in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 
 # One thread each: pytest-xdist already gives every core a worker.
 torch.set_num_threads(1)
+
+PATIENCE = 1200  # seconds: a busy machine is many times slower than an idle one
+
+
+@pytest.fixture(scope="session")
+def picture():
+    """Smooth shapes with some noise, so that every corruption has something to act on."""
+
+    def make(seed=0, size=(32, 24), mode="RGB"):
+        rng = np.random.default_rng(seed)
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), dtype=np.float64)
+        pixels = smooth + rng.normal(0, 8, (size[1], size[0], 3))
+        return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).convert(mode)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def write(picture):
+    """Write such a picture to a file."""
+
+    def write(path, seed=0, size=(32, 24), mode="RGB", **options):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(seed, size, mode).save(path, **options)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def make_folder(write):
+    """A folder with one subfolder per class."""
+
+    def make_folder(root, classes=("cat", "dog"), count=6, size=(32, 24), suffix="png"):
+        for k, name in enumerate(classes):
+            for i in range(count):
+                write(root / name / f"{i}.{suffix}", seed=1000 * k + i, size=size)
+        return root
+
+    return make_folder
+
+
+TINY = {
+    "recipe": "small",
+    "data": "fashion-mini",
+    "model-args.width": "0.125",
+    "fraction": "0.1",
+    "batch-size": "40",
+    "epochs": "2",
+    "image.size": "14",
+    "run.log-seconds": "0",
+    "optimizer.ema": "0.9",
+}
+
+
+@pytest.fixture(scope="session")
+def train_flags():
+    """Flags of `didicm train` for a run that takes a second."""
+
+    def flags(out, **changes):
+        settings = {**TINY, **{key.replace("__", ".").replace("_", "-"): str(x) for key, x in changes.items()}}
+        return [f"--{key}={value}" for key, value in settings.items()] + [f"--out={out}"]
+
+    return flags
+
+
+@pytest.fixture(scope="session")
+def start_didicm():
+    """Start a command as a user would, in a process of its own; `under` puts another program before it."""
+
+    def start(*arguments, under=("-m", "didicm.cli"), **options):
+        return subprocess.Popen(
+            [sys.executable, *under, *map(str, arguments)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def didicm_command(start_didicm):
+    """Run a command to its end: exit code, standard output, standard error."""
+
+    def run(*arguments, **options):
+        process = start_didicm(*arguments, **options)
+        shown, trouble = process.communicate(timeout=PATIENCE)
+        return process.returncode, shown, trouble
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def weights_of():
+    """Weights of a model of a run."""
+    return lambda run, which="last": load_file(run / which / "model.safetensors")
+
+
+@pytest.fixture(scope="session")
+def assert_same():
+    """Two sets of tensors are equal, bit by bit unless a tolerance is given."""
+
+    def check(one, other, **tolerance):
+        assert one.keys() == other.keys()
+        for name in one:
+            if tolerance:
+                assert torch.allclose(one[name].double(), other[name].double(), **tolerance), name
+            else:
+                assert torch.equal(one[name], other[name]), name
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def metrics_of():
+    """Lines of a run's metrics.jsonl."""
+    return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def fails(capsys):
+    """The one sentence of a command that ends with exit code 2."""
+    from didicm.cli.__main__ import main
+
+    def fails(*arguments):
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == 2
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("didicm: ")
+        assert "\n" not in error
+        return error
+
+    return fails
+
+
+@pytest.fixture
+def works(capsys):
+    """What a command prints that ends well."""
+    from didicm.cli.__main__ import main
+
+    def works(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        return printed
+
+    return works

@@ -1,61 +1,52 @@
-"""The `didicm` command.
+"""The `didicm` command: finds the module of a command, and tells mistakes in one sentence."""
 
-It lives beside the package, not in it: importing `didicm` imports PyTorch and registers the models with timm,
-and `didicm --help` should not wait for that.
-"""
-
-import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module, metadata
 
-# name -> (what it does, module and function that does it)
+from didicm.errors import UserError, did_you_mean
+
+# What each command does; its module here is named alike.
 COMMANDS = {
-    "train": ("train a classifier on your images; run it again to resume", "didicm.cli.train:main"),
-    "evaluate": ("measure a model on labelled images", "didicm.cli.evaluate:main"),
-    "calibrate": ("fit a temperature and conformal sets on held-out images", "didicm.cli.calibrate:main"),
-    "predict": ("say what is on images, and how sure that is", "didicm.cli.predict:main"),
-    "doctor": ("look for trouble in your images before training", "didicm.cli.doctor:main"),
-    "models": ("list the networks and what they cost", "didicm.cli.models:main"),
-    "import-official": ("convert a checkpoint of the authors' code", "didicm.cli.import_official:main"),
-    "compare": ("DiDiCM against standard classifiers on your images: report.html", "didicm.cli.compare:main"),
-    "study": ("run one of the paper's studies or ours, published numbers beside", "didicm.cli.study:main"),
-    "demo": ("compare them on images that ship with this package, in minutes", "didicm.cli.demo:main"),
+    "train": "train a classifier on your images; run it again to resume",
+    "evaluate": "measure a model on labelled images",
+    "calibrate": "fit a temperature and conformal sets on held-out images",
+    "predict": "say what is on images, and how sure that is",
+    "doctor": "look for trouble in your images before training",
+    "models": "list the networks and what they cost",
+    "import-official": "convert a checkpoint of the authors' code",
+    "compare": "DiDiCM against standard classifiers on your images: report.html",
+    "study": "run one of the paper's studies or ours, published numbers beside",
+    "demo": "compare them on images that ship with this package, in minutes",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 2 for a mistake the user can mend, told in one sentence."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv and argv[0] in COMMANDS:
-        return _run(COMMANDS[argv[0]][1], argv[1:])
-    parser = argparse.ArgumentParser(
-        prog="didicm",
-        description="Image classification with a posterior you can trust.",
-        epilog="Each command explains itself: didicm COMMAND --help",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"didicm {metadata.version('didicm')}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (description, _) in COMMANDS.items():
-        commands.add_parser(name, help=description)
-    parser.parse_args(argv)  # shows help, the version, or what is wrong, and exits
-    return 0
-
-
-def _run(target: str, arguments: list[str]) -> int:
-    module, _, function = target.partition(":")
-    command: Callable[[list[str]], int | None] = getattr(import_module(module), function)
-    from didicm.errors import UserError
-
+    """Run one command and return the exit code: 2 for a mistake the user can fix, told in one sentence."""
+    command, *arguments = list(sys.argv[1:] if argv is None else argv) or [""]
     try:
-        return command(arguments) or 0
+        if command in ("", "-h", "--help"):
+            print(_help())
+            return 0 if command else 2
+        if command == "--version":
+            print(f"didicm {metadata.version('didicm')}")
+            return 0
+        if command not in COMMANDS:
+            raise UserError(f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}")
+        module = import_module(f"didicm.cli.{command.replace('-', '_')}")
+        return int(module.main(arguments))
     except UserError as error:
         print(f"didicm: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("didicm: interrupted", file=sys.stderr)
         return 130
+
+
+def _help() -> str:
+    lines = ["usage: didicm COMMAND ...", "", "Image classification with a posterior you can trust.", ""]
+    lines += [f"  {name:<17} {text}" for name, text in COMMANDS.items()]
+    return "\n".join([*lines, "", "Each command explains itself: didicm COMMAND --help"])
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ def parse(
 
     Args:
         argv: what follows the command.
-        options: a dataclass; its docstring's Args are the help, a field without a default must be given.
+        options: a flat dataclass; its docstring's Args are the help, a field without a default must be given.
         command: name of the command.
         description: what it does.
         positional: fields that are given without a name; the last one takes all that are left if it is a tuple.
     """
-    kinds = setting_types(options)
+    kinds = field_types(options)
     given, rest = read_flags(argv, kinds, command)
     if given.pop("help", False):
         print(show_help(command, description, options, positional=positional))
@@ -71,8 +71,9 @@ def read_flags(argv: Sequence[str], kinds: Mapping[str, Any], command: str) -> t
         name = flag.replace("-", "_")
         negated = name.removeprefix("no_") in kinds and name not in kinds
         name = name.removeprefix("no_") if negated else name
-        setting = name if name in kinds else name.rpartition(".")[0]
-        if setting not in kinds or (setting != name and not is_mapping(kinds[setting])):
+        # Of --set.optimizer.lr the setting is `set`.
+        setting = next((kind for kind in kinds if name == kind or name.startswith(f"{kind}.")), "")
+        if not setting or (setting != name and not is_mapping(kinds[setting])):
             known = [f"--{_dashed(kind)}" for kind in kinds]
             raise UserError(f"didicm {command} has no option --{flag}: {did_you_mean(f'--{flag}', known)}")
         if kinds[setting] is bool and not equals:

@@ -1,60 +1,66 @@
 """`didicm import-official`: a checkpoint of the authors' released code as a model directory."""
 
-import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from didicm.checkpoint import CONFIG, save
+from didicm.cli.flags import parse
+from didicm.data import EvalTransform
 from didicm.errors import UserError
 from didicm.models import cost
 from didicm.official import read_official
 
 
-def main(argv: list[str]) -> None:
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options of `didicm import-official`.
+
+    Args:
+        file: the .pth.tar file
+        out: the model directory to write
+        weights: which weights to take; best means the averaged ones if there are any
+        class_names: a text file with one class name per line, in order
+    """
+
+    file: Path
+    out: Path = field(kw_only=True)
+    weights: Literal["best", "model", "ema"] = "best"
+    class_names: Path | None = None
+
+
+def main(argv: list[str]) -> int:
     """Convert and say what came out."""
-    parser = argparse.ArgumentParser(
-        prog="didicm import-official",
-        description="Convert a .pth.tar of the authors' released code into a model directory.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("file", type=Path, help="the .pth.tar file")
-    parser.add_argument("--out", type=Path, required=True, help="the model directory to write")
-    parser.add_argument(
-        "--weights",
-        choices=["best", "model", "ema"],
-        default="best",
-        help="which weights to take; best (the default) means the averaged ones if there are any",
-    )
-    parser.add_argument("--class-names", type=Path, help="a text file with one class name a line, in order")
-    arguments = parser.parse_args(argv)
-    if (arguments.out / CONFIG).exists():
-        raise UserError(f"{arguments.out} already holds a model: give another --out")
-    classifier, training = read_official(arguments.file, arguments.weights)
+    text = "Convert a .pth.tar of the authors' released code into a model directory."
+    options = parse(argv, ImportOptions, command="import-official", description=text, positional=["file"])
+    if (options.out / CONFIG).exists():
+        raise UserError(f"{options.out} already holds a model: give another --out")
+    classifier, training = read_official(options.file, options.weights)
     names = None
-    if arguments.class_names:
-        if not arguments.class_names.is_file():
-            raise UserError(f"--class-names {arguments.class_names} does not exist")
-        names = arguments.class_names.read_text(encoding="utf-8").split("\n")
-        names = names[:-1] if names[-1] == "" else names
-    transform = _transform(training)
-    save(classifier, arguments.out, class_names=names, transform=transform)
-    price = cost(classifier.model, transform["size"])
+    if options.class_names is not None:
+        if not options.class_names.is_file():
+            raise UserError(f"--class-names {options.class_names} does not exist")
+        names = options.class_names.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    transform = evaluation_transform(training)
+    save(classifier, options.out, class_names=names, transform=transform.to_dict())
+    price = cost(classifier.model, transform.size)
     Console().print(
-        f"{classifier.model.recipe['name']} with {classifier.num_classes} classes, {price.parameters / 1e6:.1f} M "
-        f"parameters, {transform['size']} px, written to {arguments.out}"
+        f"DiDiRN with {classifier.num_classes} classes, {price.parameters / 1e6:.1f} M parameters, "
+        f"{transform.size} px, written to {options.out}"
     )
+    return 0
 
 
-def _transform(training: dict[str, Any]) -> dict[str, Any]:
+def evaluation_transform(training: dict[str, Any]) -> EvalTransform:
     """The evaluation transform of the released code, as far as the stored arguments tell."""
     size = training.get("input_size") or training.get("img_size") or 224
-    return {
-        "size": int(size[-1] if isinstance(size, (list, tuple)) else size),
-        "channels": 3,
-        "mean": list(training.get("mean") or (0.485, 0.456, 0.406)),
-        "std": list(training.get("std") or (0.229, 0.224, 0.225)),
-        "crop_pct": training.get("crop_pct") or 0.875,
-        "interpolation": training.get("interpolation") or "bicubic",
-    }
+    return EvalTransform(
+        size=int(size[-1] if isinstance(size, (list, tuple)) else size),
+        channels=3,
+        mean=tuple(training.get("mean") or (0.485, 0.456, 0.406)),
+        std=tuple(training.get("std") or (0.229, 0.224, 0.225)),
+        crop_pct=training.get("crop_pct") or 0.875,
+        interpolation=training.get("interpolation") or "bicubic",
+    )

@@ -1,31 +1,24 @@
-"""From image files to predictions, with all that is stored beside a model: classes, transform, calibration."""
+"""From images to predictions, with all that is stored beside a model: classes, transform, calibration."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import IO, Any, TypeAlias, overload
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from didicm.checkpoint import Checkpoint, load
-from didicm.data import UnreadableImageError
-from didicm.data.images import open_image, readable
+from didicm.data import UnreadableImageError, open_image, readable
 from didicm.diffusion import Step
-from didicm.errors import UserError
-from didicm.evaluation.calibration import apply_temperature
-from didicm.evaluation.run import (
-    Calibration,
-    describe_posterior,
-    find_calibration,
-    model_directory,
-    resolve_sampler,
-    view_of,
-)
+from didicm.errors import UserError, reason
+from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration
+from didicm.evaluation.stored import StoredModel, open_model
 
-Picture: TypeAlias = str | Path | Image.Image
+# A path, an open file or its bytes, a PIL image, or 8-bit pixels (H, W), (H, W, C) or, as a tensor, (C, H, W).
+Picture: TypeAlias = str | Path | bytes | IO[bytes] | Image.Image | np.ndarray[Any, Any] | Tensor
 
 
 @dataclass(frozen=True)
@@ -44,62 +37,41 @@ class Predictor:
     """A trained model ready for use: `Predictor.load(directory)("cat.jpg")`."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        calibration: Calibration | None = None,
-        *,
-        device: str | torch.device = "cpu",
-        conformal: str = "lac",
-        note: str = "",
-        **settings: Any,
+        self, model: StoredModel, calibration: Calibration | None = None, *, conformal: str = "lac", note: str = ""
     ) -> None:
-        self.classifier = checkpoint.classifier.to(device).eval()
-        self.sampler = resolve_sampler(self.classifier, settings)
-        self.view = view_of(checkpoint)
-        self.class_names = checkpoint.class_names or [str(k) for k in range(self.classifier.num_classes)]
-        if calibration is not None and calibration.posterior != describe_posterior(checkpoint, settings):
+        if calibration is not None and calibration.posterior != model.posterior:
             raise UserError("the calibration was fitted with other settings: leave it or the settings out")
         if calibration is not None and conformal not in calibration.conformal:
             raise UserError(f"conformal must be one of {', '.join(calibration.conformal)}, got {conformal!r}")
-        self.calibration, self.note = calibration, note
+        self.model, self.calibration, self.note = model, calibration, note
         self.rule = None if calibration is None else calibration.conformal[conformal]
-        self._settings, self._device = settings, torch.device(device)
 
     @classmethod
     def load(
         cls,
         directory: str | Path,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         *,
         calibrated: bool = True,
         size: int | None = None,
         conformal: str = "lac",
-        **settings: Any,
+        **sampler: Any,
     ) -> "Predictor":
         """Load a run's best model, a model directory or `hf://owner/name`.
 
         Args:
             directory: where the model is.
-            device: where it runs.
+            device: where it runs; auto takes a GPU if there is one.
             calibrated: apply the calibration stored with the model, if it fits the settings; `note` tells.
             size: pixels, instead of the stored size.
             conformal: lac (small sets) or aps (sets that adapt to the image).
-            settings: fields of `Sampler` to change, for a diffusion classifier.
+            sampler: fields of `Sampler` to change, for a diffusion classifier.
         """
-        place = model_directory(directory)
-        checkpoint = load(place)
-        if size is not None:
-            checkpoint = replace(checkpoint, transform=view_of(checkpoint, size).to_dict())
+        model = open_model(directory, device=device, size=size, sampler=sampler)
         calibration, note = None, "calibration left out"
         if calibrated:
-            calibration, note = find_calibration(place, checkpoint, settings)
-        return cls(checkpoint, calibration, device=device, conformal=conformal, note=note, **settings)
-
-    def check_trajectory(self) -> None:
-        """Complain if the posterior does not come about step by step."""
-        if self.sampler is None or self.sampler.method == "readout":
-            kind = "a standard classifier" if self.sampler is None else "sampler readout"
-            raise UserError(f"{kind} answers in one network call: it has no trajectory over diffusion time")
+            calibration, note = find_calibration(model.place, model.posterior)
+        return cls(model, calibration, conformal=conformal, note=note)
 
     @overload
     def __call__(self, images: Picture, *, trajectory: bool = ..., batch_size: int = ...) -> Prediction: ...
@@ -110,9 +82,9 @@ class Predictor:
     def __call__(
         self, images: Picture | Sequence[Picture], *, trajectory: bool = False, batch_size: int = 32
     ) -> Prediction | list[Prediction]:
-        """Predict one image, or a list of them, given as paths or PIL images."""
-        if isinstance(images, (str, Path, Image.Image)):
-            return self([images], trajectory=trajectory)[0]
+        """Predict one image, or a list of them: paths, files, bytes, PIL images, or 8-bit pixels."""
+        if not isinstance(images, (list, tuple)):
+            return self([images], trajectory=trajectory)[0]  # type: ignore[list-item]
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, got {batch_size}")
         predictions: list[Prediction] = []
@@ -123,24 +95,34 @@ class Predictor:
 
     def read(self, image: Picture) -> Tensor:
         """What the network sees of an image (C, H, W): upright, in its channels and size, normalised."""
+        if isinstance(image, Tensor):
+            image = _tensor_pixels(image)
+        if isinstance(image, np.ndarray):
+            image = _array_image(image)
+        if not isinstance(image, (str, Path, bytes, Image.Image)) and not hasattr(image, "read"):
+            raise UserError(
+                f"a {type(image).__name__} is no image: give a path, a file, bytes, a PIL image or pixels"
+            )
         try:
             if isinstance(image, Image.Image):
-                return self.view(image)
-            with open_image(image) as opened:
-                return self.view(opened)
+                return self.model.transform(image)
+            source = image if isinstance(image, (str, Path, bytes)) else image.read()
+            with open_image(source) as opened:
+                return self.model.transform(opened)
         except Exception as error:  # a broken file can raise nearly anything from inside a decoder
-            name = "an image" if isinstance(image, Image.Image) else readable(str(image))
-            reason = "no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-            reason = reason or type(error).__name__
-            raise UnreadableImageError(f"{name} cannot be read as an image ({reason})") from error
+            name = readable(str(image)) if isinstance(image, (str, Path)) else f"the {type(image).__name__} given"
+            why = "no such file" if isinstance(error, FileNotFoundError) else reason(error)
+            raise UnreadableImageError(f"{name} cannot be read as an image ({why})") from error
 
     def predict_batch(self, image: Tensor, *, trajectory: bool = False) -> list[Prediction]:
         """Predict images (B, C, H, W) that `read` made."""
         if trajectory:
             self.check_trajectory()
+        classifier = self.model.classifier
         steps: list[Step] = []
+        device = next(classifier.parameters()).device
         callback = steps.append if trajectory else None
-        posterior = self.classifier.posterior(image.to(self._device), callback, **self._settings)
+        posterior = classifier.posterior(image.to(device), callback, **self.model.sampler)
         probs = self._calibrate(posterior.probs)
         start = torch.full_like(probs, 1 / probs.shape[1])
         states = [(1.0, start), *((step.time, self._calibrate(step.probs)) for step in steps)]
@@ -154,6 +136,13 @@ class Predictor:
             for i, row in enumerate(probs)
         ]
 
+    def check_trajectory(self) -> None:
+        """Complain if the posterior does not come about step by step."""
+        sampler = self.model.resolved_sampler
+        if sampler is None or sampler.method == "readout":
+            kind = "a standard classifier" if sampler is None else "sampler readout"
+            raise UserError(f"{kind} answers in one network call: it has no trajectory over diffusion time")
+
     def _calibrate(self, probs: Tensor) -> Tensor:
         probs = probs.cpu()
         return probs if self.calibration is None else apply_temperature(probs, self.calibration.temperature)
@@ -161,12 +150,34 @@ class Predictor:
     def _describe(
         self, probs: Tensor, inside: Tensor | None, trajectory: list[tuple[float, Tensor]] | None
     ) -> Prediction:
-        order = probs.argsort(descending=True, stable=True).tolist()
-        values = probs.tolist()
+        order: list[int] = probs.argsort(descending=True, stable=True).tolist()
+        values, names = probs.tolist(), self.model.class_names
         return Prediction(
-            classes=[(self.class_names[k], values[k]) for k in order],
+            classes=[(names[k], values[k]) for k in order],
             entropy=math.fsum(-p * math.log(p) for p in values if p > 0),
-            conformal_set=None if inside is None else [self.class_names[k] for k in order if inside[k]],
+            conformal_set=None if inside is None else [names[k] for k in order if inside[k]],
             probs=probs,
             trajectory=trajectory,
         )
+
+
+def _tensor_pixels(image: Tensor) -> np.ndarray[Any, Any]:
+    if image.dtype != torch.uint8 or image.dim() != 3:
+        raise UserError(
+            f"a tensor must be 8-bit pixels of shape (C, H, W), got {image.dtype} of shape {tuple(image.shape)}: "
+            "convert it, give a list of such images, or call the classifier itself"
+        )
+    return image.permute(1, 2, 0).cpu().numpy()
+
+
+def _array_image(image: np.ndarray[Any, Any]) -> Image.Image:
+    if (
+        image.dtype != np.uint8
+        or image.ndim not in (2, 3)
+        or (image.ndim == 3 and image.shape[2] not in (1, 3, 4))
+    ):
+        raise UserError(
+            f"an array must be 8-bit pixels of shape (H, W), (H, W, 3) or (H, W, 4), got {image.dtype} of shape "
+            f"{image.shape}: convert it, or give a list of such images"
+        )
+    return Image.fromarray(image[..., 0] if image.ndim == 3 and channels == 1 else image)

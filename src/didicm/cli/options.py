@@ -1,0 +1,73 @@
+"""Options and words that several commands share."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rich.console import Console
+
+from didicm.evaluation.stored import StoredModel, open_model
+from didicm.settings import Count, Natural
+
+WORKERS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class AskOptions:
+    """Options of all commands that ask a stored model.
+
+    Args:
+        run: a run (its best model), a model directory, or hf://owner/name
+        sampler: how the posterior is sampled, as in --sampler.steps 2; by default as stored with the model
+        size: input size in pixels; by default as stored with the model
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one
+        batch_size: changes the speed, not the result
+        calibration: use the calibration stored with the model; --no-calibration leaves it out
+    """
+
+    run: str
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+    size: Natural | None = None
+    device: str = "auto"
+    batch_size: Natural = 64
+    calibration: bool = True
+
+    def open(self) -> StoredModel:
+        """Load the model."""
+        return open_model(self.run, device=self.device, size=self.size, sampler=self.sampler)
+
+
+@dataclass(frozen=True)
+class LabelledOptions(AskOptions):
+    """Options of all commands that ask a stored model about labelled images.
+
+    Args:
+        data: where the images are, as for didicm train
+        split: val or train; by default val, or all images if there is none
+        corruption: applied to the images first: noise:3, blur:2+jpeg:4, ...
+        workers: processes that decode images
+        seed: of corruption, splits and intervals
+    """
+
+    data: str = field(kw_only=True)
+    split: Literal["val", "train"] | None = None
+    corruption: str | None = None
+    workers: Count = WORKERS
+    seed: Count = 0
+
+
+def hint_corruption(model: StoredModel, corruption: str | None, console: Console) -> None:
+    """Remind of what training validated on."""
+    trained = model.training
+    if trained is not None and trained.corrupt_eval and corruption is None:
+        console.print(
+            f"note: training validated on corrupted images: --corruption {trained.corrupt_eval} does the same",
+            highlight=False,
+        )
+
+
+def percent(value: float) -> str:
+    """A share, to a tenth of a per cent."""
+    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
