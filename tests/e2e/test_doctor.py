@@ -32,7 +32,7 @@ def test_doctor_names_what_is_wrong_and_draws_examples(folder, tmp_path, capsys)
         f"{folder}/train/cat/broken.jpg cannot be read",
         f"also in validation: {folder}/train/cat/3.png = {folder}/val/cat/copy.png",
         f"under two classes: {folder}/train/cat/4.png = {folder}/train/dog/twin.png",
-        "Fix this first: 1 training image cannot be read",
+        "Fix this first: 1 unreadable training image",
         str(picture),
     ):
         assert words in printed
@@ -45,7 +45,7 @@ def test_doctor_reports_when_nothing_can_be_read(folder, tmp_path, capsys):
     assert run_cli(["doctor", str(folder), "--examples", str(tmp_path / "x.png")]) == 1
     printed = capsys.readouterr().out
     assert "... and 16 more like this" in printed
-    assert "24 training images cannot be read" in printed
+    assert "24 unreadable training images" in printed
     assert not (tmp_path / "x.png").exists()
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -72,15 +72,11 @@ class Findings:
             found.append("fewer than two classes have training images; add some")
         for name, split in (("training", self.train), ("validation", self.val)):
             if split and split.unreadable:
-                count = len(split.unreadable)
-                found.append(f"{count} {name} image{'s' * (count > 1)} cannot be read; repair or remove")
+                found.append(f"{_count(split.unreadable, f'unreadable {name}')} to repair or remove")
         if self.train.empty:
             found.append(f"no training images of {_some(self.train.empty)}; add images or remove the class")
         if self.leaks:
-            count = len(self.leaks)
-            found.append(
-                f"{count} validation image{'s' * (count > 1)} duplicated in training; remove one of each pair"
-            )
+            found.append(f"{_count(self.leaks, 'validation')} duplicated in training; remove one of each pair")
         return found
 
     @property
@@ -203,6 +199,10 @@ def _duplicates(splits: dict[str, ImageSet], looks: dict[str, list[Look]]) -> It
 def spread(values: list[int]) -> tuple[int, int, int]:
     """Smallest, median, largest."""
     return (min(values), int(np.median(values)), max(values)) if values else (0, 0, 0)
+
+
+def _count(images: Sized, split: str) -> str:
+    return f"{len(images)} {split} image{'s' if len(images) > 1 else ''}"
 
 
 def _some(names: list[str], most: int = 5) -> str:

@@ -36,7 +36,7 @@ def test_everything_is_found(sick):
     assert [(a.split("/")[-1], b.split("/")[-1]) for a, b in findings.leaks] == [("3.png", "copy.bmp")]
     ((a, b),) = findings.contradictions
     assert {a.split("/")[-1], b.split("/")[-1]} == {"same.png", "1.png"}
-    assert findings.verdict == "Fix this first: 1 training image cannot be read; repair or remove."
+    assert findings.verdict == "Fix this first: 1 unreadable training image to repair or remove."
     assert [problem.split(";")[0] for problem in findings.problems[1:]] == [
         "no training images of yak",
         "1 validation image duplicated in training",

@@ -17,7 +17,7 @@ from didicm.data import (
 )
 from didicm.data.batches import epoch_order, occurrences
 
-VIEW = EvalTransform(size=16)
+EVAL = EvalTransform(size=16)
 NONE, SMALL = Augment(), Augment(pad=2, hflip=0.5)
 WEAK = Augment(scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4)
 STRONG = Augment(scale=(0.08, 1.0), hflip=0.5, auto_augment="rand-m7-mstd0.5-inc1", repeats=3)
@@ -28,8 +28,8 @@ def images(tmp_path_factory, make_folder):
     return open_data(str(make_folder(tmp_path_factory.mktemp("data"), ["a", "b", "c"], count=8))).train
 
 
-def load(images, augment=WEAK, batch_size=4, *, train=True, seed=0, view=VIEW, **options):
-    transform = TrainTransform(augment, view) if train else view
+def load(images, augment=WEAK, batch_size=4, *, train=True, seed=0, eval_transform=EVAL, **options):
+    transform = TrainTransform(augment, eval_transform) if train else eval_transform
     loader = make_loader(images, transform, batch_size, train=train, seed=seed, **options)
     return [(image, label, loader.index) for image, label in loader]
 
@@ -59,13 +59,13 @@ def test_workers_and_memory_change_nothing(images, augment):
 def test_resume_in_the_middle_continues_bit_by_bit(images):
     whole = load(images, epoch=3, in_memory=False)
     assert same(whole[4:], load(images, epoch=3, start_batch=4, in_memory=False, workers=1))
-    loader = make_loader(images, TrainTransform(WEAK, VIEW), 4, train=True, seed=0, in_memory=False, workers=2)
+    loader = make_loader(images, TrainTransform(WEAK, EVAL), 4, train=True, seed=0, in_memory=False, workers=2)
     iterator = iter(loader)
     next(iterator)  # workers have begun on what follows; that must be forgotten
     loader.set_epoch(3, 2)
     assert len(loader) == 4
     assert same([b[:2] for b in whole[2:]], list(loader))
-    assert list(make_loader(images, VIEW, 4, train=True, seed=0, start_batch=6)) == []
+    assert list(make_loader(images, EVAL, 4, train=True, seed=0, start_batch=6)) == []
 
 
 def test_seed_and_epoch_matter(images):
@@ -131,7 +131,7 @@ def test_evaluation_shows_every_image_once_in_order(images):
         batches = load(images, batch_size=7, train=False, epoch=epoch)
         assert torch.cat([index for _, _, index in batches]).tolist() == list(range(24))
         assert len(batches[-1][1]) == 3
-    assert torch.equal(batches[0][0][2], VIEW(images.load(2)))
+    assert torch.equal(batches[0][0][2], EVAL(images.load(2)))
 
 
 def test_corruption_is_fixed_at_evaluation_and_fresh_in_training(images):
@@ -159,12 +159,15 @@ def test_fewer_images_than_a_batch(images):
 
 def test_fast_path_is_taken_for_small_images_and_gives_the_same():
     data = open_data("fashion-mini", channels=1).train.select(np.arange(0, 2000, 10))
-    view = EvalTransform(size=28, channels=1, crop_pct=1.0)
-    loader = make_loader(data, TrainTransform(SMALL, view), 32, train=True, seed=0)
+    eval_transform = EvalTransform(size=28, channels=1, crop_pct=1.0)
+    loader = make_loader(data, TrainTransform(SMALL, eval_transform), 32, train=True, seed=0)
     assert loader.fast
-    assert make_loader(data, view, 32, train=False, seed=0).fast
-    assert not make_loader(data, TrainTransform(WEAK, view), 32, train=True, seed=0).fast
-    assert same(load(data, SMALL, 32, view=view), load(data, SMALL, 32, view=view, in_memory=False))
+    assert make_loader(data, eval_transform, 32, train=False, seed=0).fast
+    assert not make_loader(data, TrainTransform(WEAK, eval_transform), 32, train=True, seed=0).fast
+    assert same(
+        load(data, SMALL, 32, eval_transform=eval_transform),
+        load(data, SMALL, 32, eval_transform=eval_transform, in_memory=False),
+    )
 
 
 class TestUnreadable:
@@ -178,7 +181,7 @@ class TestUnreadable:
     @pytest.mark.parametrize(("workers", "in_memory"), [(0, False), (2, False), (0, True)])
     def test_replaced_by_another_of_the_class_and_named(self, damaged, workers, in_memory):
         options = {"train": True, "seed": 0, "workers": workers, "in_memory": in_memory}
-        loader = make_loader(damaged, TrainTransform(WEAK, VIEW), 4, **options)
+        loader = make_loader(damaged, TrainTransform(WEAK, EVAL), 4, **options)
         batches = [(*b, loader.index) for b in loader]
         assert same(batches, load(damaged, in_memory=False))
         assert np.bincount(torch.cat([b[1] for b in batches])).tolist() == [10, 10]
@@ -189,7 +192,7 @@ class TestUnreadable:
         assert len(loader.skipped) == 2  # counted once
 
     def test_left_out_at_evaluation(self, damaged):
-        loader = make_loader(damaged, VIEW, 4, train=False, seed=0)
+        loader = make_loader(damaged, EVAL, 4, train=False, seed=0)
         shown = [(label, loader.index) for _, label in loader]
         assert sum(len(label) for label, _ in shown) == 18
         assert torch.cat([index for _, index in shown]).tolist() == [i for i in range(20) if i not in (2, 5)]
@@ -202,7 +205,7 @@ class TestUnreadable:
         for i in range(11):
             (tmp_path / "dog" / f"{i}.png").write_bytes(b"junk")
         images = open_data(str(tmp_path)).train
-        transform = TrainTransform(WEAK, VIEW) if train else VIEW
+        transform = TrainTransform(WEAK, EVAL) if train else EVAL
         loader = make_loader(images, transform, 4, train=train, seed=0, workers=workers)
         message = ""
         try:  # not pytest.raises: it keeps the traceback, and that the worker, until the garbage collector comes
@@ -223,12 +226,14 @@ class TestUnreadable:
                 return super().original(i)
 
         images = Damaged(np.zeros((1200, 4, 4), dtype=np.uint8), np.arange(1200) % 2, ["a", "b"], channels=1)
-        view = EvalTransform(size=4, channels=1, crop_pct=1.0)
+        eval_transform = EvalTransform(size=4, channels=1, crop_pct=1.0)
         images.bad = 12
-        assert sum(len(label) for _, label in make_loader(images, view, 100, train=False, seed=0)) == 1188
+        assert (
+            sum(len(label) for _, label in make_loader(images, eval_transform, 100, train=False, seed=0)) == 1188
+        )
         images.bad = 13
         with pytest.raises(DataError, match="13 of 1200"):
-            list(make_loader(images, view, 100, train=False, seed=0))
+            list(make_loader(images, eval_transform, 100, train=False, seed=0))
 
     def test_a_class_without_any_readable_image(self, tmp_path, make_folder):
         make_folder(tmp_path, count=3)
@@ -260,6 +265,6 @@ def test_no_images():
 
 def test_other_devices_finish_there(images):
     # The meta device computes shapes only; that the transform runs on it shows that nothing is tied to the CPU.
-    ((image, label, _), *_) = load(images, SMALL, view=EvalTransform(size=24), device="meta")
+    ((image, label, _), *_) = load(images, SMALL, eval_transform=EvalTransform(size=24), device="meta")
     assert (image.device.type, image.dtype, image.shape) == ("meta", torch.float32, (4, 3, 24, 24))
     assert label.device.type == "meta"

@@ -45,9 +45,9 @@ def test_evaluation_converts_any_mode(picture):
 
 
 def test_restore_undoes_finish(picture):
-    view = EvalTransform(size=24, crop_pct=1.0)
-    pixels = stack([view.prepare(picture(i)) for i in range(3)])
-    assert torch.equal(view.restore(view.finish(pixels)), pixels)
+    eval_transform = EvalTransform(size=24, crop_pct=1.0)
+    pixels = stack([eval_transform.prepare(picture(i)) for i in range(3)])
+    assert torch.equal(eval_transform.restore(eval_transform.finish(pixels)), pixels)
 
 
 @pytest.mark.parametrize("augment", [WEAK, STRONG, SMALL, NONE], ids=["weak", "strong", "small", "none"])
@@ -72,16 +72,16 @@ def test_training_views_are_a_function_of_the_key(augment, channels, picture):
 
 
 def test_none_is_the_evaluation_view(picture):
-    view = EvalTransform(size=20)
-    transform = TrainTransform(NONE, view)
+    eval_transform = EvalTransform(size=20)
+    transform = TrainTransform(NONE, eval_transform)
     prepared = stack([transform.prepare(picture(), 1)])
-    assert torch.equal(transform.finish(prepared, keys(np.arange(1)))[0], view(picture()))
+    assert torch.equal(transform.finish(prepared, keys(np.arange(1)))[0], eval_transform(picture()))
 
 
 def test_small_shifts_by_at_most_pad_and_flips_half():
-    view = EvalTransform(size=8, channels=1, mean=(0.0,), std=(1 / 255,), crop_pct=1.0)
+    eval_transform = EvalTransform(size=8, channels=1, mean=(0.0,), std=(1 / 255,), crop_pct=1.0)
     images = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 8, 8).expand(4000, 1, 8, 8)
-    out = TrainTransform(SMALL, view).finish(images, keys(np.arange(4000))).round().to(torch.uint8)[:, 0]
+    out = TrainTransform(SMALL, eval_transform).finish(images, keys(np.arange(4000))).round().to(torch.uint8)[:, 0]
     padded = torch.nn.functional.pad(images[0, 0], [2] * 4)
     wanted = {}
     for dy in range(5):
@@ -105,8 +105,11 @@ def test_shrinking_keeps_the_crop_large_and_the_picture_the_same(tmp_path, write
     images = open_data(str(tmp_path)).train
     small = images.load(0, lambda size: 4)
     assert small.size == (125, 94)
-    view = EvalTransform(size=28, crop_pct=1.0)
-    difference = view.restore(view(small)[None]).int() - view.restore(view(images.load(0))[None]).int()
+    eval_transform = EvalTransform(size=28, crop_pct=1.0)
+    difference = (
+        eval_transform.restore(eval_transform(small)[None]).int()
+        - eval_transform.restore(eval_transform(images.load(0))[None]).int()
+    )
     assert difference.abs().float().mean() < 1.5  # of 255
 
 
