@@ -15,33 +15,41 @@ if TYPE_CHECKING:
     from didicm.checkpoint import save as save
     from didicm.classifier import Classifier as Classifier
     from didicm.classifier import DiffusionClassifier as DiffusionClassifier
+    from didicm.classifier import Ensemble as Ensemble
     from didicm.classifier import Sampler as Sampler
     from didicm.classifier import StandardClassifier as StandardClassifier
     from didicm.data import open_data as open_data
     from didicm.diffusion import Posterior as Posterior
     from didicm.diffusion import UniformProcess as UniformProcess
     from didicm.errors import UserError as UserError
+    from didicm.evaluation.assess import calibrate as calibrate
+    from didicm.evaluation.assess import evaluate as evaluate
     from didicm.inference import Predictor as Predictor
     from didicm.inference import optimize_for_inference as optimize_for_inference
     from didicm.models import create_model as create_model
     from didicm.models import list_models as list_models
+    from didicm.training.loop import train as train
 
 _HOME = {
     "Classifier": "classifier",
     "DiffusionClassifier": "classifier",
+    "Ensemble": "classifier",
     "Posterior": "diffusion",
     "Predictor": "inference",
     "Sampler": "classifier",
     "StandardClassifier": "classifier",
     "UniformProcess": "diffusion",
     "UserError": "errors",
+    "calibrate": "evaluation.assess",
     "create_model": "models",
+    "evaluate": "evaluation.assess",
     "list_models": "models",
     "load": "checkpoint",
     "open_data": "data",
     "optimize_for_inference": "inference",
     "push": "checkpoint",
     "save": "checkpoint",
+    "train": "training.loop",
 }
 __all__ = sorted(_HOME)
 

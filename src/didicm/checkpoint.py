@@ -1,12 +1,11 @@
 """A model directory that needs nothing else: `model.safetensors` and a readable `config.json`.
 
 Loading never unpickles and never runs code from the directory: the config names one of our networks and its
-arguments, and the weights must fit it exactly.
+arguments, or the caller brings the network, and the weights must fit it exactly.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from didicm.classifier import Classifier, DiffusionClassifier, Sampler, StandardClassifier
+from didicm.classifier import (
+    Classifier,
+    DiffusionClassifier,
+    Ensemble,
+    Sampler,
+    StandardClassifier,
+    num_classes_of,
+)
 from didicm.diffusion import UniformProcess, schedule_from_dict
-from didicm.errors import UserError
-from didicm.files import sha256, write_files
+from didicm.errors import UserError, reason
+from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model
 
-FORMAT = 1
+FORMAT = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB = "hf://"
+# Keys that every config has beside the description of its classifier.
+_COMMON = {"format", "class_names", "transform", "versions", "weights_sha256"}
 
 
 @dataclass(frozen=True)
@@ -56,22 +64,27 @@ def save(
 
     def write_config(path: Path) -> None:
         # The digest ties the two files together: weights of another save are noticed at loading.
-        signed = {**config, "weights_sha256": sha256(path.with_name(path.name.replace(CONFIG, WEIGHTS)))}
-        path.write_text(json.dumps(signed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(to_json({**config, "weights_sha256": sha256(path.with_name(WEIGHTS))}), encoding="utf-8")
 
     write_files(directory, {WEIGHTS: lambda path: save_file(weights, path), CONFIG: write_config})
     return Path(directory)
 
 
-def load(source: str | Path) -> Checkpoint:
-    """Read a model directory, or one on the Hugging Face hub as `hf://owner/name` or `hf://owner/name@revision`."""
-    directory = _download(str(source)) if str(source).startswith(HUB) else Path(source)
-    config = _read_config(directory)
-    class_names, transform = config.pop("class_names"), config.pop("transform")
+def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
+    """Read a model directory, the best model of a run, or `hf://owner/name` or `hf://owner/name@revision`.
+
+    Args:
+        source: where the model is.
+        model: your own network, for a classifier that was saved with one; its weights are replaced.
+    """
+    directory = _local(source)
+    config = _read_config(directory / CONFIG)
+    class_names, transform = config["class_names"], config["transform"]
     try:
-        classifier = _rebuild(config)
-    except (KeyError, TypeError, ValueError) as error:
-        detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        described = {key: value for key, value in config.items() if key not in _COMMON}
+        classifier = _rebuild(_migrate(described) if config["format"] == 1 else described, model)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        detail = f"{error} is missing" if isinstance(error, KeyError) else reason(error)
         raise UserError(f"{directory / CONFIG} does not describe a model we can build: {detail}") from error
     if class_names is not None and len(class_names) != classifier.num_classes:
         raise UserError(
@@ -82,10 +95,11 @@ def load(source: str | Path) -> Checkpoint:
     return Checkpoint(classifier.eval(), class_names, transform)
 
 
-def push(directory: str | Path, destination: str, *, private: bool = False) -> str:
+def push(source: str | Path, destination: str, *, private: bool = False) -> str:
     """Upload a model directory to `hf://owner/name`, after checking that it loads; return its address."""
     from huggingface_hub import HfApi
 
+    directory = _local(source)
     load(directory)
     repo, revision = _hub_name(destination)
     api = HfApi()
@@ -95,20 +109,45 @@ def push(directory: str | Path, destination: str, *, private: bool = False) -> s
     return HUB + repo
 
 
+def model_directory(source: str | Path) -> str | Path:
+    """The model of a run (its best), of a model directory (itself), or on the hub (its address)."""
+    if str(source).startswith(HUB):
+        return str(source)
+    path = Path(source)
+    if (path / CONFIG).is_file():
+        return path
+    if (path / "best" / CONFIG).is_file():
+        return path / "best"
+    if not path.exists():
+        raise UserError(f"{path} does not exist: give the directory of a run or of a model, or {HUB}owner/name")
+    if (path / "config.yaml").is_file():
+        raise UserError(f"{path} has no best model yet: train it until its first validation")
+    raise UserError(f"{path} is neither a run nor a model directory: it holds no {CONFIG} and no best/{CONFIG}")
+
+
+def _local(source: str | Path) -> Path:
+    place = model_directory(source)
+    return _download(place) if isinstance(place, str) else place
+
+
 def _describe(classifier: Classifier) -> dict[str, Any]:
-    recipe = getattr(classifier.model, "recipe", None)
-    if recipe is None:
-        raise UserError(
-            "only networks from didicm.create_model can be saved, not their optimised copies or others"
-        )
-    process = classifier.process
+    if isinstance(classifier, Ensemble):
+        members = [_describe(member) for member in classifier.members]
+        if any("members" not in member and member["model"] is None for member in members):
+            raise UserError("an ensemble with a network of your own cannot be saved: save its members one by one")
+        return {"kind": "ensemble", "members": members}
+    if classifier.inference_only:
+        raise UserError("optimised copies cannot be saved: save the classifier that this one was made from")
+    if not isinstance(classifier, DiffusionClassifier | StandardClassifier):
+        raise UserError(f"a {type(classifier).__name__} cannot be saved: only didicm's own classifiers can")
+    # None for a network of the user's own, which has to be given again at loading.
+    recipe: dict[str, Any] | None = getattr(classifier.model, "recipe", None)
+    if recipe is not None:
+        recipe = {**recipe, "arguments": {**recipe["arguments"], "num_classes": classifier.num_classes}}
     described: dict[str, Any] = {
         "kind": "diffusion" if isinstance(classifier, DiffusionClassifier) else "standard",
-        "model": {
-            "name": recipe["name"],
-            "arguments": {**recipe["arguments"], "num_classes": classifier.num_classes},
-        },
-        "schedule": None if process is None else process.schedule.to_dict(),
+        "model": recipe,
+        "schedule": None if classifier.process is None else classifier.process.schedule.to_dict(),
         "draws_per_image": classifier.draws_per_image,
     }
     if isinstance(classifier, DiffusionClassifier):
@@ -116,43 +155,58 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
     return {**described, "objective": classifier.objective}
 
 
-def _rebuild(config: dict[str, Any]) -> Classifier:
+_KEYS = {
+    "diffusion": {"kind", "model", "schedule", "draws_per_image", "label_proposal", "sampler"},
+    "standard": {"kind", "model", "schedule", "draws_per_image", "objective"},
+    "ensemble": {"kind", "members"},
+}
+
+
+def _rebuild(config: dict[str, Any], model: nn.Module | None = None) -> Classifier:
     kind = config["kind"]
-    if kind not in ("diffusion", "standard"):
-        raise ValueError(f"kind must be diffusion or standard, got {kind!r}")
-    own = {"sampler", "label_proposal"} if kind == "diffusion" else {"objective"}
-    known = {"format", "kind", "model", "schedule", "draws_per_image", "versions", "weights_sha256"} | own
-    unknown = set(config) - known
-    if unknown:
+    if kind not in _KEYS:
+        raise ValueError(f"kind must be one of {', '.join(_KEYS)}, got {kind!r}")
+    if unknown := set(config) - _KEYS[kind]:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
-    model = create_model(config["model"]["name"], **config["model"]["arguments"])
-    schedule = config["schedule"]
-    process = None if schedule is None else UniformProcess(model.num_classes, schedule_from_dict(schedule))
-    draws = config["draws_per_image"]
+    if kind == "ensemble":
+        return Ensemble([_rebuild(member) for member in config["members"]])
+    if (config["model"] is None) != (model is not None):
+        raise ValueError(
+            "it was saved with a network of your own: give that to load as model=..."
+            if model is None
+            else f"it names its network, {config['model']['name']}: leave out model"
+        )
+    network = model or create_model(config["model"]["name"], **config["model"]["arguments"])
+    schedule, draws = config["schedule"], config["draws_per_image"]
+    process = None if schedule is None else UniformProcess(num_classes_of(network), schedule_from_dict(schedule))
     if kind == "diffusion":
-        label_proposal = config.get("label_proposal", 0.0)  # older models lack it
-        return DiffusionClassifier(model, process, _rebuild_sampler(config["sampler"]), draws, label_proposal)
-    return StandardClassifier(model, config["objective"], process, draws)
+        sampler = Sampler(**config["sampler"])
+        return DiffusionClassifier(network, process, sampler, draws, config["label_proposal"])
+    return StandardClassifier(network, config["objective"], process, draws)
 
 
-def _rebuild_sampler(config: dict[str, Any]) -> Sampler:
-    for field in fields(Sampler):
-        if field.name in config and not isinstance(config[field.name], (type(field.default), int)):
-            raise ValueError(f"sampler.{field.name} cannot be {config[field.name]!r}")
-    return Sampler(**config)
+def _migrate(config: dict[str, Any]) -> dict[str, Any]:
+    """A description of format 1 in the words of format 2."""
+    model, sampler = config["model"], config.get("sampler", {})
+    for values, old, new in (
+        (config, "redraw", "label_proposal"),
+        (sampler, "query", "score_time"),
+        (model["arguments"], "prediction", "parameterization"),
+    ):
+        if old in values:
+            values[new] = values.pop(old)
+    if sampler.get("score_time") == "middle":
+        sampler["score_time"] = "midpoint"
+    if config["kind"] == "diffusion":
+        config.setdefault("label_proposal", 0.0)  # the oldest models lack it
+    if model["name"].endswith("_plain"):
+        model["name"] = model["name"].removesuffix("_plain") + "_baseline"
+    return config
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    path = directory / CONFIG
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a model directory: give the folder that holds {CONFIG} and {WEIGHTS}")
-    if not path.is_file():
-        raise UserError(f"{directory} holds no {CONFIG}: it is not a model directory, or its training never saved")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it from a copy") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+def _read_config(path: Path) -> dict[str, Any]:
+    config = read_json(path, "restore it from a copy")
+    if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
         raise UserError(f"{path} has another format than this version of didicm reads ({FORMAT}): update didicm")
     for key in ("class_names", "transform", "weights_sha256"):
         if key not in config:
@@ -166,7 +220,7 @@ def _load_weights(model: nn.Module, path: Path, digest: str) -> None:
     try:
         weights = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged or no safetensors file ({error}): copy it again") from error
+        raise UserError(f"{path} is damaged or no safetensors file ({reason(error)}): copy it again") from error
     _check_weights(model.state_dict(), weights, path)
     if sha256(path) != digest:
         raise UserError(
@@ -205,7 +259,7 @@ def _download(source: str) -> Path:
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        reason = str(error).strip().splitlines()[0]
+        first = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{source} cannot be fetched: {reason}; check the name, your login and the network"
+            f"{source} cannot be fetched: {first}; check the name, your login and the network"
         ) from error

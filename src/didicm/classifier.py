@@ -1,24 +1,18 @@
-"""Diffusion and standard classifiers behind one interface; nothing downstream asks which kind it has."""
+"""Diffusion and standard classifiers and ensembles behind one interface; nothing downstream asks which it has."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from didicm.diffusion import (
-    Posterior,
-    UniformProcess,
-    marginal_score_entropy,
-    readout,
-    sample_cl,
-    sample_cp,
-    score_entropy,
-)
-from didicm.diffusion.sampling import Average, Callback, ScoreTime, Select, Solver, index_features
-from didicm.models import ScoreModel
+from didicm.diffusion import Posterior, ScoreFunction, UniformProcess, marginal_score_entropy, score_entropy
+from didicm.diffusion import Sampler as Sampler
+from didicm.diffusion.sampling import Callback, index_features
+from didicm.diffusion.solver import check_choice
+from didicm.errors import UserError
 
 # Earliest time in training: closer to 0 the true ratios leave float32.
 MIN_TIME = 1e-5
@@ -26,43 +20,21 @@ MIN_TIME = 1e-5
 Objective: TypeAlias = Literal["cross-entropy", "binary-cross-entropy", "marginal"]
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """How a diffusion classifier turns scores into a posterior; the fields are those of the samplers."""
-
-    method: Literal["cp", "cl", "readout"] = "cp"
-    steps: int = 8
-    solver: Solver = "exact"
-    score_time: ScoreTime = "midpoint"
-    select: Select = "argmin"  # cp
-    chains: int = 16  # cl
-    average: Average = "probs"  # cl
-    time: float = 0.5  # readout
-    seed: int = 0
-
-    def __call__(
-        self, model: ScoreModel, image: Tensor, process: UniformProcess, callback: Callback | None
-    ) -> Posterior:
-        """Sample the posterior of images (B, C, H, W)."""
-        common = {"steps": self.steps, "solver": self.solver, "score_time": self.score_time, "seed": self.seed}
-        if self.method == "cp":
-            return sample_cp(model, image, process, select=self.select, callback=callback, **common)
-        if self.method == "cl":
-            chains = {"chains": self.chains, "average": self.average}
-            return sample_cl(model, image, process, callback=callback, **chains, **common)
-        if self.method == "readout":
-            return readout(model, image, process, time=self.time)
-        raise ValueError(f"method must be one of cp, cl, readout, got {self.method!r}")
-
-
 class Classifier(nn.Module, ABC):
     """What training, evaluation, serving and export know of a classifier."""
 
     model: nn.Module
     num_classes: int
+    sampler: Sampler | None = None  # how a posterior is sampled; None if there is nothing to set
+    inference_only: bool = False  # an optimised copy, whose weights fit no network that a checkpoint could name
 
     draws_per_image: int
-    numbers_per_draw: int  # uniform random numbers that one draw of the loss takes
+    numbers_per_draw: ClassVar[int]  # uniform random numbers that one draw of the loss takes
+
+    @property
+    def in_chans(self) -> int:
+        """Channels of the images that the network takes."""
+        return int(getattr(self.model, "in_chans", 3))
 
     @abstractmethod
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
@@ -84,7 +56,7 @@ class Classifier(nn.Module, ABC):
 
     @abstractmethod
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
-        """P(class | image), without gradients; `settings` override the sampler's for this call."""
+        """P(class | image), without gradients; `settings` change the sampler for this call."""
 
     def forward(self, image: Tensor) -> Tensor:
         """P(class | image) as (B, K) probabilities: a drop-in for any PyTorch code."""
@@ -96,21 +68,28 @@ class DiffusionClassifier(Classifier):
 
     numbers_per_draw = 4  # one for the time, three for the noisy label
 
+    sampler: Sampler
+
     def __init__(
         self,
-        model: ScoreModel,
+        model: nn.Module,
         process: UniformProcess | None = None,
         sampler: Sampler | None = None,
         draws_per_image: int = 1,
         label_proposal: float = 0.0,
     ) -> None:
         super().__init__()
+        if not isinstance(model, ScoreFunction):
+            raise UserError(
+                f"{type(model).__name__} does not answer encode and score: use StandardClassifier for logits, "
+                "or write both methods as didicm.models.ScoreModel describes them"
+            )
         self.model = model
-        self.process = process or UniformProcess(model.num_classes)
+        self.num_classes = num_classes_of(model)
+        self.process = process or UniformProcess(self.num_classes)
         self.sampler = sampler or Sampler()
         self.draws_per_image = draws_per_image
         self.label_proposal = label_proposal
-        self.num_classes = model.num_classes
         if self.process.num_classes != self.num_classes:
             raise ValueError(
                 f"the model has {self.num_classes} classes and the process {self.process.num_classes}"
@@ -130,10 +109,11 @@ class DiffusionClassifier(Classifier):
         t = _time(u[:, 0])
         label_proposal = self.process.schedule.lost(t).clamp_min(self.label_proposal)
         label = self.process.sample_label(target, t, u[:, 1:], label_proposal)
-        features = self.model.encode(image)
+        network = self._network
+        features = network.encode(image)
         if self.draws_per_image > 1:
             features = index_features(features, rows)
-        log_score = self.model.score(features, label, self.process.schedule.total(t))
+        log_score = network.score(features, label, self.process.schedule.total(t))
         losses = score_entropy(log_score, label, target, t, self.process)
         if self.label_proposal:
             losses = losses * self.process.label_weight(target, label, t, label_proposal)
@@ -142,15 +122,18 @@ class DiffusionClassifier(Classifier):
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
         """Run the reverse process."""
-        sampler = replace(self.sampler, **settings) if settings else self.sampler
-        return sampler(self.model, image, self.process, callback)
+        return self.sampler.changed(**settings)(self._network, image, self.process, callback)
+
+    @property
+    def _network(self) -> ScoreFunction:
+        return cast(ScoreFunction, self.model)
 
 
 class StandardClassifier(Classifier):
-    """A plain network, trained on the label itself.
+    """A network that maps images to logits (B, K), trained on the label itself.
 
-    Objectives: `cross-entropy`; `binary-cross-entropy`, one yes-or-no question a class; and `marginal`, the DiDiCM
-    loss of a network that sees neither label nor noise: the control that separates the loss from the conditioning.
+    Objectives: `cross-entropy`; `binary-cross-entropy`, one yes-or-no question per class; and `marginal`, the
+    DiDiCM loss of a network that sees neither label nor noise: the control that separates loss from conditioning.
     """
 
     numbers_per_draw = 1
@@ -163,24 +146,23 @@ class StandardClassifier(Classifier):
         draws_per_image: int = 1,
     ) -> None:
         super().__init__()
-        if objective not in get_args(Objective):
-            raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {objective!r}")
+        check_choice("objective", objective, Objective)
         if process is not None and objective != "marginal":
             raise ValueError(f"a process is for objective 'marginal', not {objective!r}")
         self.model = model
         self.objective = objective
-        self.num_classes = model.num_classes
+        self.num_classes = num_classes_of(model)
         self.process = (process or UniformProcess(self.num_classes)) if objective == "marginal" else None
         self.draws_per_image = draws_per_image
         _at_least_one("draws_per_image", draws_per_image)
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         """The objective of each image."""
-        logits = _float(self.model(image))
-        if self.objective == "cross-entropy":
-            return F.cross_entropy(logits, target, reduction="none")
+        logits = self._logits(image)
         if self.objective == "binary-cross-entropy":
             return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
+        if self.process is None:
+            return F.cross_entropy(logits, target, reduction="none")
         t = _time(u[..., 0].T)  # draws first: they share the images' targets
         log_q = self.process.log_marginal(logits.log_softmax(-1).expand(*t.shape, -1), t)
         return marginal_score_entropy(log_q, target, t, self.process).mean(0)
@@ -189,13 +171,59 @@ class StandardClassifier(Classifier):
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
         """One network call."""
         if settings:
-            raise ValueError(f"a standard classifier has no sampler, so no {', '.join(settings)} to set")
-        logits = _float(self.model(image))
+            named = ", ".join("sampler" if name == "method" else name for name in settings)
+            raise UserError(f"a standard classifier has no sampler to set: leave out {named}")
+        logits = self._logits(image)
         if self.objective == "binary-cross-entropy":
             # Each sigmoid estimates the probability of its class; a softmax would sharpen them.
             log_probs = F.logsigmoid(logits)
             return Posterior((log_probs - log_probs.logsumexp(-1, keepdim=True)).exp(), nfe=1)
         return Posterior(logits.softmax(-1), nfe=1)
+
+    def _logits(self, image: Tensor) -> Tensor:
+        logits: Tensor = self.model(image)
+        if logits.shape != (len(image), self.num_classes):
+            raise ValueError(
+                f"the network returned logits of shape {tuple(logits.shape)} for {len(image)} images and "
+                f"{self.num_classes} classes: its num_classes must be the number of its outputs"
+            )
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class Ensemble(Classifier):
+    """Classifiers over the same classes, whose posterior is the mean of theirs."""
+
+    draws_per_image = numbers_per_draw = 0  # it has no loss
+
+    def __init__(self, members: Sequence[Classifier]) -> None:
+        super().__init__()
+        if not members:
+            raise UserError("an ensemble needs members: give at least one classifier")
+        counts = sorted({member.num_classes for member in members})
+        if len(counts) > 1:
+            raise UserError(f"the members of an ensemble have {counts} classes: they must have the same ones")
+        self.members = tuple(members)
+        self.model = nn.ModuleList(member.model for member in members)
+        self.num_classes = counts[0]
+        first = members[0].sampler
+        self.sampler = first if all(member.sampler == first for member in members) else None
+
+    @property
+    def in_chans(self) -> int:
+        return self.members[0].in_chans
+
+    def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
+        """Refused: the members learn apart."""
+        raise UserError("an ensemble has no loss: train its members one by one")
+
+    @torch.no_grad()
+    def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
+        """The mean of the members' probabilities; `settings` go to every member."""
+        if callback is not None:
+            raise UserError("an ensemble has no trajectory of its own: ask its members for theirs")
+        answers = [member.posterior(image, **settings) for member in self.members]
+        probs = torch.stack([answer.probs for answer in answers]).mean(0)
+        return Posterior(probs, nfe=sum(answer.nfe for answer in answers))
 
 
 class Loss(nn.Module):
@@ -209,10 +237,16 @@ class Loss(nn.Module):
         super().__init__()
         self.classifier = classifier
 
-    def forward(self, image: Tensor, *rest: Tensor | None) -> Tensor:
+    def forward(
+        self, image: Tensor, target: Tensor, u: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
         """Mean training loss; the arguments are those of `Classifier.loss`, all but the image perhaps as bits."""
-        exact = (x.view(torch.float32) if x is not None and x.dtype == torch.int32 else x for x in rest)
-        return self.classifier.loss(image, *exact)
+
+        def exact(x: Tensor) -> Tensor:
+            return x.view(torch.float32) if x.dtype == torch.int32 else x
+
+        optional = (None if x is None else exact(x) for x in (u, weight))
+        return self.classifier.loss(image, exact(target), *optional)
 
     @staticmethod
     def bits(x: Tensor) -> Tensor:
@@ -224,8 +258,12 @@ def _time(u: Tensor) -> Tensor:
     return MIN_TIME + (1 - MIN_TIME) * u
 
 
-def _float(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def num_classes_of(model: nn.Module) -> int:
+    """The number of classes that a network says it has."""
+    num_classes = getattr(model, "num_classes", None)
+    if not isinstance(num_classes, int):
+        raise UserError(f"{type(model).__name__} does not say how many classes it has: set its num_classes")
+    return num_classes
 
 
 def _at_least_one(name: str, value: int) -> None:

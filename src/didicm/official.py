@@ -5,15 +5,18 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from didicm.classifier import DiffusionClassifier
-from didicm.errors import UserError
+from didicm.diffusion.solver import check_choice
+from didicm.errors import UserError, reason
 from didicm.models import create_model
 from didicm.models.resnet import ARCHITECTURES
+
+Weights: TypeAlias = Literal["best", "model", "ema"]
 
 _RENAMED = [
     (r"^conv1\.", "stem.conv."),
@@ -26,16 +29,16 @@ _RENAMED = [
 _BLOCK = re.compile(r"layer(\d)\.(\d+)\.")
 
 
-def read_official(path: str | Path, weights: str = "best") -> tuple[DiffusionClassifier, dict[str, Any]]:
+def read_official(path: str | Path, weights: Weights = "best") -> tuple[DiffusionClassifier, dict[str, Any]]:
     """Read a `.pth.tar` of the released code: the classifier, and the training arguments stored with it.
 
     `weights` is "model", "ema", or "best": the averaged weights if there are any. Nothing but tensors and plain
     values is unpickled.
     """
+    check_choice("weights", weights, Weights)
     file = _read(Path(path))
-    key = {"model": "state_dict", "ema": "state_dict_ema"}.get(weights)
-    if key is None:
-        key = "state_dict_ema" if file.get("state_dict_ema") else "state_dict"
+    averaged = weights == "ema" or (weights == "best" and file.get("state_dict_ema"))
+    key = "state_dict_ema" if averaged else "state_dict"
     state = file.get(key)
     if not state:
         raise UserError(
@@ -51,21 +54,22 @@ def read_official(path: str | Path, weights: str = "best") -> tuple[DiffusionCla
             )
         model.load_state_dict(converted)
     except (KeyError, RuntimeError, IndexError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} does not hold a DiDiRN of the released code: {reason}") from error
-    return DiffusionClassifier(model), _plain(file.get("args"))
+        raise UserError(f"{path} does not hold a DiDiRN of the released code: {reason(error)[:200]}") from error
+    arguments = file.get("args") or {}
+    return DiffusionClassifier(model), dict(
+        vars(arguments) if isinstance(arguments, argparse.Namespace) else arguments
+    )
 
 
 def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the released code's parameters to ours, and join the blocks' conditioning layers into one."""
-    blocks = sorted({tuple(map(int, m.groups())) for name in state if (m := _BLOCK.match(name))})
+    blocks = sorted({_place(match) for name in state if (match := _BLOCK.match(name))})
     converted = {}
     for name, x in state.items():
         if "emb_layers" in name:
             continue
-        if "out_layers" in name:
-            stage, block = map(int, _BLOCK.match(name).groups())
-            name = f"norms.{blocks.index((stage, block))}.{name.rsplit('.', 1)[1]}"
+        if "out_layers" in name and (match := _BLOCK.match(name)):
+            name = f"norms.{blocks.index(_place(match))}.{name.rsplit('.', 1)[1]}"
         for old, new in _RENAMED:
             name = re.sub(old, new, name)
         converted[name] = x
@@ -73,6 +77,11 @@ def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         joined = [state[f"layer{stage}.{block}.emb_layers.1.{part}"] for stage, block in blocks]
         converted[f"project.{part}"] = torch.cat(joined)
     return converted
+
+
+def _place(match: re.Match[str]) -> tuple[int, int]:
+    """Stage and number of a block."""
+    return int(match[1]), int(match[2])
 
 
 def _name(state: Mapping[str, Tensor]) -> str:
@@ -94,12 +103,8 @@ def _read(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([argparse.Namespace]):
             file = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is damaged or holds more than weights and plain values: {reason}") from error
+        detail = reason(error)[:200]
+        raise UserError(f"{path} is damaged or holds more than weights and plain values: {detail}") from error
     if not isinstance(file, dict):
         raise UserError(f"{path} is not a checkpoint of the released code: it holds a {type(file).__name__}")
     return file
-
-
-def _plain(arguments: object) -> dict[str, Any]:
-    return dict(vars(arguments)) if isinstance(arguments, argparse.Namespace) else dict(arguments or {})

@@ -1,24 +1,10 @@
-"""Known posteriors, and the model that scores them perfectly."""
+"""Known posteriors, drawn by hand or by hypothesis, and their scores."""
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
-
-class ExactScore:
-    """A score model without a network: the image *is* its posterior (B, K)."""
-
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
-        self.dtype = dtype
-        self.calls = 0
-
-    def encode(self, image: Tensor) -> Tensor:
-        return image
-
-    def score(self, features: Tensor, label: Tensor, total: Tensor) -> Tensor:
-        self.calls += 1
-        keep = torch.exp(-total.double()).unsqueeze(-1)
-        log_q = (keep * features.double() + (1 - keep) / features.shape[-1]).log()
-        return (log_q - log_q.gather(-1, label.unsqueeze(-1))).to(self.dtype)
+from didicm.diffusion import UniformProcess
 
 
 def one_hot(K: int) -> Tensor:
@@ -50,3 +36,28 @@ def all_kinds(K: int) -> Tensor:
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).abs().sum(-1) / 2
+
+
+@st.composite
+def distributions(draw, min_classes=2, max_classes=12, count=1):
+    """(count, K) distributions, some with entries of exactly zero."""
+    K = draw(st.integers(min_classes, max_classes))
+    weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1)), min_size=K, max_size=K)
+    rows = draw(st.lists(weights.filter(any), min_size=count, max_size=count))
+    p = torch.tensor(rows, dtype=torch.float64)
+    return p / p.sum(-1, keepdim=True)
+
+
+def log_score(process: UniformProcess, clean: Tensor, label: int, t: float) -> Tensor:
+    log_q = process.marginal(clean, torch.tensor(t, dtype=torch.float64)).log()
+    return log_q - log_q[..., label, None]
+
+
+def sigma_bar(process: UniformProcess, t: float) -> float:
+    """Total noise in the paper's units."""
+    return process.schedule.at(t).total / process.num_classes
+
+
+def sigma(process: UniformProcess, t: float) -> float:
+    """Noise rate in the paper's units."""
+    return process.schedule.at(t).rate / process.num_classes

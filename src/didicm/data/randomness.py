@@ -7,19 +7,22 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from didicm.diffusion.random import GAMMA, mix
+
 
 def keys(*parts: int | np.ndarray) -> np.ndarray:
     """Hash integers, or arrays of them that broadcast, to 64 well-mixed bits each (splitmix64)."""
     with np.errstate(over="ignore"):
         key = np.uint64(0)
         for part in parts:
-            key = _mix((key ^ np.asarray(part, dtype=np.int64).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15))
+            key = mix((key ^ np.asarray(part, dtype=np.int64).astype(np.uint64)) + np.uint64(GAMMA))
     return np.asarray(key)
 
 
 def uniform(key: np.ndarray, count: int) -> np.ndarray:
     """Draw (N, count) numbers in [0, 1) from keys (N,)."""
-    return (keys(key[:, None].view(np.int64), np.arange(count)) >> np.uint64(11)) * 2.0**-53
+    bits = keys(key[:, None].view(np.int64), np.arange(count))
+    return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
 
 
 def generator(*parts: int) -> np.random.Generator:
@@ -45,9 +48,3 @@ def preserved() -> Iterator[None]:
         random.setstate(state[0])
         np.random.set_state(state[1])
         torch.default_generator.set_state(state[2])
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

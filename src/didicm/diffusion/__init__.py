@@ -2,18 +2,18 @@
 
 from didicm.diffusion.loss import marginal_score_entropy, score_entropy
 from didicm.diffusion.process import UniformProcess
-from didicm.diffusion.sampling import (
-    Features,
-    Posterior,
-    ScoreFunction,
-    Step,
-    readout,
-    sample_cl,
-    sample_cp,
-    sample_naive,
-    time_grid,
+from didicm.diffusion.sampler import Sampler
+from didicm.diffusion.sampling import Posterior, Step, readout, sample_cl, sample_cp, sample_naive
+from didicm.diffusion.schedule import (
+    Exponential,
+    Geometric,
+    LogLinear,
+    LogRatio,
+    Noise,
+    Schedule,
+    schedule_from_dict,
 )
-from didicm.diffusion.schedule import Exponential, Geometric, LogLinear, LogRatio, Schedule, schedule_from_dict
+from didicm.diffusion.solver import Features, ScoreFunction, time_grid
 
 __all__ = [
     "Exponential",
@@ -21,7 +21,9 @@ __all__ = [
     "Geometric",
     "LogLinear",
     "LogRatio",
+    "Noise",
     "Posterior",
+    "Sampler",
     "Schedule",
     "ScoreFunction",
     "Step",

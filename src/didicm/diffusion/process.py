@@ -1,20 +1,18 @@
 """The uniform process over K classes: forward marginals and reverse steps, O(K) per image.
 
-Shapes: a leading batch shape (...), then the K classes last. A time is a scalar tensor shared by the whole
-batch or one time per image (...). Probabilities keep the dtype they come in.
+Shapes: a leading batch shape (...), then the K classes last. The forward process takes one time per image (...);
+the reverse steps take the `Noise` at a time that all images share. Probabilities keep the dtype they come in.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from didicm.diffusion.random import sample_categorical
-from didicm.diffusion.schedule import LogLinear, Schedule
+from didicm.diffusion.schedule import LogLinear, Noise, Schedule
 
 # Least signal of a class, so that a score without any reads as the uniform posterior.
 TINY = 1e-30
@@ -37,12 +35,16 @@ class UniformProcess:
     def marginal(self, target: Tensor, t: Tensor) -> Tensor:
         """Noisy distribution q_t (..., K) of hard labels (...) or target distributions (..., K) (Eq. 2)."""
         probs = self.distribution(target)
-        keep, lost = self._noise(t, probs)
+        keep, lost = (x.unsqueeze(-1).to(probs) for x in (self.schedule.keep(t), self.schedule.lost(t)))
         return keep * probs + lost / self.num_classes
 
     def log_marginal(self, log_probs: Tensor, t: Tensor) -> Tensor:
         """Log of `marginal`, from log-probabilities (..., K): safe where a probability underflows."""
         return log_marginal(log_probs, self.schedule.total(t))
+
+    def add_noise(self, clean: Tensor, noise: Noise) -> Tensor:
+        """`marginal` of clean posteriors (..., K) at a time that all images share."""
+        return noise.keep * clean + noise.lost / self.num_classes
 
     def distribution(self, target: Tensor) -> Tensor:
         """Turn hard labels (...) into distributions (..., K); a distribution is returned as it is."""
@@ -55,19 +57,17 @@ class UniformProcess:
     ) -> Tensor:
         """Draw noisy labels j ~ q_t (...) of hard labels (...) or target distributions (..., K).
 
-        `u` (..., 3) are the uniform numbers to draw with; by default fresh ones. `label_proposal` (...) is another chance
-        of a label drawn from all classes than the schedule's; `label_weight` makes up for it.
+        `u` (..., 3) are the uniform numbers to draw with; by default fresh ones. `label_proposal` (...) is the
+        chance to draw a label from all classes, by default the schedule's; `label_weight` corrects for another.
         """
         shape = target.shape[:-1] if target.is_floating_point() else target.shape
         u = torch.rand(*shape, 3, device=target.device) if u is None else u
+        redraw = self.schedule.lost(t) if label_proposal is None else label_proposal
         label = sample_categorical(target, u[..., 0]) if target.is_floating_point() else target
-        fresh = (u[..., 1].double() * self.num_classes).long()
-        return torch.where(
-            u[..., 2] < (self.schedule.lost(t) if label_proposal is None else label_proposal), fresh, label
-        )
+        return torch.where(u[..., 2] < redraw, (u[..., 1].double() * self.num_classes).long(), label)
 
     def label_weight(self, target: Tensor, label: Tensor, t: Tensor, label_proposal: Tensor) -> Tensor:
-        """Weight (...) of labels drawn with chance `label_proposal` in an average over q_t: the ratio of their chances."""
+        """Importance weight (...) of labels drawn with `label_proposal`: their chance under q_t over that."""
         at_label = self.distribution(target).gather(-1, label.unsqueeze(-1)).squeeze(-1)
         lost = self.schedule.lost(t)
         drawn = (1 - label_proposal) * at_label + label_proposal / self.num_classes
@@ -75,78 +75,69 @@ class UniformProcess:
 
     # What a score tells
 
-    def noisy_posterior(self, log_score: Tensor, t: Tensor) -> Tensor:
+    def noisy_posterior(self, log_score: Tensor, t: Noise) -> Tensor:
         """Normalise a score column into q_t (..., K) (Eq. 8).
 
         No noisy posterior falls below (1 - keep) / K; holding the estimate to that makes any logits safe.
         """
-        lost = _at(self.schedule.lost, t, log_score)
-        q = log_score.softmax(-1).clamp_min(lost / self.num_classes)
+        q = log_score.softmax(-1).clamp_min(t.lost / self.num_classes)
         return q / q.sum(-1, keepdim=True)
 
-    def clean_posterior(self, log_score: Tensor, t: Tensor) -> Tensor:
+    def clean_posterior(self, log_score: Tensor, t: Noise) -> Tensor:
         """Undo the noise: the clean posterior (..., K) that one score at time t implies (the readout).
 
-        A consistent score leaves no class a negative signal. Where a network's does, that tells by how much it
-        errs, and no class gets less than the mean of that: a flat zero would claim more than it can know.
+        A consistent score leaves no class a negative signal. Where a network's does, that measures its error, and
+        no class gets less than the mean of it: a flat zero would claim more than the network can know.
         """
-        lost = _at(self.schedule.lost, t, log_score)
-        signal = log_score.softmax(-1) - lost / self.num_classes
+        signal = log_score.softmax(-1) - t.lost / self.num_classes
         error = (-signal).clamp_min(0).mean(-1, keepdim=True)
         signal = signal.maximum(error.clamp_min(TINY))
         return signal / signal.sum(-1, keepdim=True)  # the sum is keep(t), unless the score breaks the bound
 
     # Reverse, over probabilities
 
-    def euler_step(self, p: Tensor, log_score: Tensor, t: Tensor, dt: Tensor) -> Tensor:
+    def euler_step(self, p: Tensor, log_score: Tensor, t: Noise, dt: float) -> Tensor:
         """Move p (..., K) from t to t - dt by Algorithm 2: (I + Rbar dt) p without the K x K matrix.
 
         Keeps the sum of p, but overshoots below zero when dt is too long for the rate.
         """
         q = self.noisy_posterior(log_score, t)
         r = p / q
-        speed = _at(self.schedule.rate, t, p) * _column(dt, p) / self.num_classes
-        return p + speed * (q * r.sum(-1, keepdim=True) - r)
+        return p + t.rate * dt / self.num_classes * (q * r.sum(-1, keepdim=True) - r)
 
-    def exact_step(self, p: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    def exact_step(self, p: Tensor, clean: Tensor, t: Noise, s: Noise) -> Tensor:
         """Move p (..., K) from t to s < t by the exact reverse kernel of a clean posterior (..., K).
 
         Bayes' rule with both kernels known: no discretisation error, never negative.
         """
-        stay, move = self._bridge(t, s, clean)
-        r = p / self.marginal(clean, t)
-        next_p = self.marginal(clean, s) * (stay * r + move * r.sum(-1, keepdim=True))
+        stay, move = self._forward_kernel(s, t)
+        r = p / self.add_noise(clean, t)
+        next_p = self.add_noise(clean, s) * (stay * r + move * r.sum(-1, keepdim=True))
         return next_p / next_p.sum(-1, keepdim=True)
 
     # Reverse, over labels
 
-    def euler_label_step(self, label: Tensor, log_score: Tensor, t: Tensor, dt: Tensor) -> Tensor:
+    def euler_label_step(self, label: Tensor, log_score: Tensor, t: Noise, dt: float) -> Tensor:
         """Distribution (..., K) of the label at t - dt given `label` (...) at t (Algorithm 3).
 
         A step too long for the rate leaves no chance to stay; the jumps then share the whole mass.
         """
-        log_speed = _column((self.schedule.rate(t) * dt / self.num_classes).log(), log_score)
-        log_jump = (log_score + log_speed).scatter(-1, label.unsqueeze(-1), -math.inf)
+        log_jump = log_score + math.log(t.rate * dt / self.num_classes)
+        log_jump = log_jump.scatter(-1, label.unsqueeze(-1), -math.inf)
         log_leave = log_jump.logsumexp(-1, keepdim=True)
         jump = torch.exp(log_jump - log_leave.clamp_min(0))
         return jump.scatter(-1, label.unsqueeze(-1), -torch.expm1(log_leave.clamp_max(0)))
 
-    def exact_label_step(self, label: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    def exact_label_step(self, label: Tensor, clean: Tensor, t: Noise, s: Noise) -> Tensor:
         """Distribution (..., K) of the label at s < t, given `label` (...) at t and a clean posterior."""
-        stay, move = self._bridge(t, s, clean)
-        label = label.unsqueeze(-1)
-        q = self.marginal(clean, s)
+        stay, move = self._forward_kernel(s, t)
+        label, q = label.unsqueeze(-1), self.add_noise(clean, s)
         joint = (move * q).scatter_add(-1, label, stay * q.gather(-1, label))
         return joint / joint.sum(-1, keepdim=True)
 
-    def _noise(self, t: Tensor, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        return _at(self.schedule.keep, t, like), _at(self.schedule.lost, t, like)
-
-    def _bridge(self, t: Tensor, s: Tensor, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """Forward kernel from s to t: chance to keep the label, and to be redrawn as one given class."""
-        between = _at(self.schedule.total, t, like) - _at(self.schedule.total, s, like)
-        if isinstance(between, Tensor):
-            return torch.exp(-between), -torch.expm1(-between) / self.num_classes
+    def _forward_kernel(self, s: Noise, t: Noise) -> tuple[float, float]:
+        """From s to t > s: the chance to keep the label, and to be redrawn as one given class."""
+        between = t.total - s.total
         return math.exp(-between), -math.expm1(-between) / self.num_classes
 
 
@@ -155,18 +146,3 @@ def log_marginal(log_probs: Tensor, total: Tensor) -> Tensor:
     total = total.unsqueeze(-1).to(log_probs)
     log_redrawn = torch.log(-torch.expm1(-total) / log_probs.shape[-1])
     return torch.logaddexp(log_probs - total, log_redrawn)
-
-
-@lru_cache(maxsize=4096)
-def at_time(function: Callable[[Tensor], Tensor], t: float) -> float:
-    """A schedule's function at one time, in float64; samplers ask for the same few times again and again."""
-    return function(torch.tensor(t, dtype=torch.float64)).item()
-
-
-def _at(function: Callable[[Tensor], Tensor], t: Tensor, like: Tensor) -> Tensor | float:
-    return _column(function(t), like) if t.dim() else at_time(function, t.item())
-
-
-def _column(x: Tensor, like: Tensor) -> Tensor | float:
-    """Line up one number per image with the classes of `like`; one for all images becomes a plain number."""
-    return x.unsqueeze(-1).to(like) if x.dim() else x.item()

@@ -6,13 +6,16 @@ alone, in any batch, in any order, on any device, and different images get indep
 
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# splitmix64 (Steele, Lea, Flood 2014), written as the signed integers that PyTorch has.
-_GAMMA = 0x9E3779B97F4A7C15 - 2**64
-_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX_2 = 0x94D049BB133111EB - 2**64
+# splitmix64 (Steele, Lea, Flood 2014); PyTorch has signed integers only.
+GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_SIGNED = 2**64
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -27,13 +30,13 @@ class ImageRandom:
         """Hash of the content and the seed, (B,); made at the first draw, as many samplers never draw."""
         image = self._image.detach().contiguous()
         bits = image.view(_INTEGERS[image.element_size()]).flatten(1).long()
-        position = torch.arange(1, bits.shape[1] + 1, device=image.device) * _GAMMA
+        position = torch.arange(1, bits.shape[1] + 1, device=image.device) * (GAMMA - _SIGNED)
         content = _mix(bits ^ position).sum(-1)  # integer sums wrap and are exact in any order
         return _mix(content + _mix(torch.tensor(self._seed, device=image.device)))
 
     def uniform(self, count: int = 1) -> Tensor:
         """Draw (B, count) numbers in [0, 1), float32."""
-        counter = torch.arange(self._drawn, self._drawn + count, device=self._key.device) * _GAMMA
+        counter = torch.arange(self._drawn, self._drawn + count, device=self._key.device) * (GAMMA - _SIGNED)
         self._drawn += count
         return _shift(_mix(self._key.unsqueeze(-1) + counter), 40).float() * 2.0**-24
 
@@ -49,12 +52,21 @@ def sample_categorical(probs: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, threshold.unsqueeze(-1), right=True).squeeze(-1)
 
 
+def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The hash on NumPy's unsigned integers, which wrap around."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
+    x = x ^ (x >> np.uint64(31))
+    return x
+
+
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Shift right and fill with zeros, which PyTorch's signed shift does not."""
     return torch.bitwise_and(x >> bits, 2 ** (64 - bits) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _MIX_1
-    x = (x ^ _shift(x, 27)) * _MIX_2
+    """The hash on PyTorch's signed integers."""
+    x = (x ^ _shift(x, 30)) * (_MIX_1 - _SIGNED)
+    x = (x ^ _shift(x, 27)) * (_MIX_2 - _SIGNED)
     return x ^ _shift(x, 31)

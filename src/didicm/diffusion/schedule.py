@@ -7,8 +7,9 @@ unit of noise; `Exponential`, its example, is the one place where that factor ap
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -20,8 +21,20 @@ MAX_CLEAN = 1e-2
 MAX_SIGNAL = 2.0
 
 
+@dataclass(frozen=True)
+class Noise:
+    """A schedule at one time that all images share: what a sampler has to know of it, as float64 numbers."""
+
+    time: float
+    total: float  # noise accumulated until then
+    rate: float  # its derivative
+    keep: float  # chance that a label has not been redrawn, exp(-total)
+    lost: float  # 1 - keep
+
+
+@dataclass(frozen=True)
 class Schedule(ABC):
-    """Total noise as an increasing function of time t in [0, 1]."""
+    """Total noise as an increasing function of time t in [0, 1]; times are tensors of any shape."""
 
     name: ClassVar[str]
 
@@ -34,25 +47,28 @@ class Schedule(ABC):
         """Derivative of `total`."""
 
     @abstractmethod
-    def time(self, total: Tensor) -> Tensor:
-        """Inverse of `total`."""
-
-    @abstractmethod
     def remedy(self, min_total: float) -> str:
         """Say which parameter makes total(1) at least `min_total`."""
 
     def keep(self, t: Tensor) -> Tensor:
-        """Chance that a label has not been drawn anew by t."""
+        """Chance that a label has not been redrawn by t."""
         return torch.exp(-self.total(t))
 
     def lost(self, t: Tensor) -> Tensor:
         """1 - keep(t) without the cancellation: float32 would lose it near t = 0."""
         return -torch.expm1(-self.total(t))
 
+    def at(self, t: float) -> Noise:
+        """All of it at one time; samplers ask for the same few times again and again."""
+        return _at(self, t)
+
     def check(self, num_classes: int) -> None:
         """Raise ValueError unless the process is near uniform at t = 1 for this many classes."""
+        own = getattr(self, "num_classes", num_classes)
+        if num_classes != own:
+            raise ValueError(f"{self} was made for {own} classes, the process has {num_classes}")
         max_keep = min(MAX_CLEAN, MAX_SIGNAL / (MAX_SIGNAL + num_classes))
-        keep = self.keep(torch.ones((), dtype=torch.float64)).item()
+        keep = self.at(1.0).keep
         if keep > max_keep * (1 + 1e-9):
             stands_out = 1 + keep * num_classes / (1 - keep) if keep < 1 else math.inf
             raise ValueError(
@@ -63,7 +79,14 @@ class Schedule(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Name and parameters as plain values, for a config file."""
-        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]  # every subclass is a dataclass
+        return {"name": self.name, **asdict(self)}
+
+
+@lru_cache(maxsize=4096)
+def _at(schedule: Schedule, t: float) -> Noise:
+    time = torch.tensor(t, dtype=torch.float64, device="cpu")
+    functions = (schedule.total, schedule.rate, schedule.keep, schedule.lost)
+    return Noise(t, *(function(time).item() for function in functions))
 
 
 @dataclass(frozen=True)
@@ -83,9 +106,6 @@ class LogLinear(Schedule):
     def rate(self, t: Tensor) -> Tensor:
         return (1 - self.eps) / self.keep(t)
 
-    def time(self, total: Tensor) -> Tensor:
-        return -torch.expm1(-total) / (1 - self.eps)
-
     def keep(self, t: Tensor) -> Tensor:
         return self.eps + (1 - self.eps) * (1 - t)
 
@@ -93,7 +113,7 @@ class LogLinear(Schedule):
         return (1 - self.eps) * t
 
     def remedy(self, min_total: float) -> str:
-        return f"eps of at most {_round_down(math.exp(-min_total))}"
+        return f"eps of at most {_two_digits(math.exp(-min_total), math.floor)}"
 
 
 @dataclass(frozen=True)
@@ -116,16 +136,8 @@ class Exponential(Schedule):
     def rate(self, t: Tensor) -> Tensor:
         return self.num_classes * self.a * math.log(self.b) * self.b**t
 
-    def time(self, total: Tensor) -> Tensor:
-        return torch.log1p(total / (self.num_classes * self.a)) / math.log(self.b)
-
-    def check(self, num_classes: int) -> None:
-        if num_classes != self.num_classes:
-            raise ValueError(f"{self} was made for {self.num_classes} classes, the process has {num_classes}")
-        super().check(num_classes)
-
     def remedy(self, min_total: float) -> str:
-        return f"a of at most {-_round_up(min_total / (self.num_classes * (1 - self.b)))}"
+        return f"a of at most {-_two_digits(min_total / (self.num_classes * (1 - self.b)), math.ceil)}"
 
 
 @dataclass(frozen=True)
@@ -146,11 +158,8 @@ class Geometric(Schedule):
     def rate(self, t: Tensor) -> Tensor:
         return self.min * self._log_ratio * torch.exp(t * self._log_ratio)
 
-    def time(self, total: Tensor) -> Tensor:
-        return torch.log1p(total / self.min) / self._log_ratio
-
     def remedy(self, min_total: float) -> str:
-        return f"max of at least {_round_up(min_total + self.min)}"
+        return f"max of at least {_two_digits(min_total + self.min, math.ceil)}"
 
     @property
     def _log_ratio(self) -> float:
@@ -182,17 +191,9 @@ class LogRatio(Schedule):
         grown = self._start * torch.exp(t * self._log_ratio)
         return self._log_ratio * grown / (1 + grown)
 
-    def time(self, total: Tensor) -> Tensor:
-        return torch.log1p(torch.expm1(total) * (1 + self._start) / self._start) / self._log_ratio
-
-    def check(self, num_classes: int) -> None:
-        if num_classes != self.num_classes:
-            raise ValueError(f"{self} was made for {self.num_classes} classes, the process has {num_classes}")
-        super().check(num_classes)
-
     def remedy(self, min_total: float) -> str:
         top = math.expm1(min_total) * (1 + self._start) + self._start
-        return f"min of at most {_round_down(self.num_classes / top)}"
+        return f"min of at most {_two_digits(self.num_classes / top, math.floor)}"
 
     @property
     def _start(self) -> float:
@@ -218,12 +219,7 @@ def schedule_from_dict(config: Mapping[str, Any]) -> Schedule:
         raise ValueError(f"schedule {name!r} does not take these parameters: {error}") from None
 
 
-def _round_up(x: float) -> float:
-    """Two significant digits, never below x, so that following the advice always works."""
+def _two_digits(x: float, rounded: Callable[[float], int]) -> float:
+    """Two significant digits, rounded to the safe side, so that following the advice always works."""
     unit = 10.0 ** (math.floor(math.log10(x)) - 1)
-    return float(f"{math.ceil(x / unit) * unit:.2g}")
-
-
-def _round_down(x: float) -> float:
-    unit = 10.0 ** (math.floor(math.log10(x)) - 1)
-    return float(f"{math.floor(x / unit) * unit:.2g}")
+    return float(f"{rounded(x / unit) * unit:.2g}")

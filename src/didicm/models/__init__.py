@@ -1,4 +1,4 @@
-"""Networks that answer `encode` and `score`, and the plain classifiers they are compared with."""
+"""Networks that answer `encode` and `score`, and the baselines they are compared with."""
 
 from didicm.models.backbone import BackboneBaseline, BackboneScore
 from didicm.models.didirn import DiDiRN

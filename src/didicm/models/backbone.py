@@ -1,4 +1,6 @@
-"""Networks on any timm backbone: a score network that encodes the image once, and its plain opponent."""
+"""Networks on any timm backbone: a score network that encodes the image once, and its baseline."""
+
+from typing import Any
 
 import timm
 import torch
@@ -6,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from didicm.diffusion import Features
-from didicm.models.embedding import WIDTH, Condition
-from didicm.models.score import Parameterization, ScoreModel
+from didicm.models.score import WIDTH, Condition, Parameterization, ScoreModel
 
 HIDDEN = 128
 
@@ -15,7 +16,20 @@ HIDDEN = 128
 class Backbone(nn.Module):
     """A timm model without its classifier, then a linear layer; `frozen` trains only what comes after it."""
 
-    def __init__(self, backbone: str, num_classes: int, in_chans: int, pretrained: bool, frozen: bool) -> None:
+    backbone: Any  # timm's models share methods, but no class that has them
+    fc: nn.Module
+    recipe: dict[str, Any]  # how `create_model` made it
+    pretrained_cfg: dict[str, Any]
+    default_cfg: dict[str, Any]
+
+    def __init__(
+        self,
+        backbone: str = "resnet18",
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        pretrained: bool = False,
+        frozen: bool = False,
+    ) -> None:
         super().__init__()
         # Only timm's own models: other names would fetch code or weights from elsewhere.
         if ":" in backbone or "/" in backbone or not timm.is_model(backbone):
@@ -25,7 +39,8 @@ class Backbone(nn.Module):
         self.frozen = frozen
         self.num_classes = num_classes
         self.in_chans = in_chans
-        self.num_features = self.head_hidden_size = self.backbone.head_hidden_size
+        self.num_features: int = self.backbone.head_hidden_size
+        self.head_hidden_size = self.num_features
         self.fc = nn.Linear(self.num_features, num_classes)
 
     def train(self, mode: bool = True) -> "Backbone":
@@ -37,10 +52,11 @@ class Backbone(nn.Module):
 
     def forward_features(self, image: Tensor) -> Tensor:
         """The backbone's last features before pooling."""
-        return self.backbone.forward_features(image)
+        features: Tensor = self.backbone.forward_features(image)
+        return features
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Pool the backbone's features, and apply the linear layer: the image's plain logits."""
+        """Pool the backbone's features, and apply the linear layer: logits (B, K)."""
         x = self.backbone.forward_head(x, pre_logits=True)
         return x if pre_logits else self.fc(x)
 
@@ -60,17 +76,7 @@ class Backbone(nn.Module):
 
 
 class BackboneBaseline(Backbone):
-    """The plain classifier: image (B, C, H, W) to logits (B, K)."""
-
-    def __init__(
-        self,
-        backbone: str = "resnet18",
-        num_classes: int = 1000,
-        in_chans: int = 3,
-        pretrained: bool = False,
-        frozen: bool = False,
-    ) -> None:
-        super().__init__(backbone, num_classes, in_chans, pretrained, frozen)
+    """The standard classifier: image (B, C, H, W) to logits (B, K)."""
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits (B, K)."""
@@ -80,8 +86,8 @@ class BackboneBaseline(Backbone):
 class BackboneScore(Backbone, ScoreModel):
     """A score network whose steps cost next to nothing.
 
-    The image's features and plain logits are computed once; a step adds to the logits what a small residual head
-    makes of the features, the noisy label and the noise.
+    The image's features and logits are computed once; a step adds to the logits what a small residual head makes
+    of the features, the noisy label and the noise.
     """
 
     def __init__(
@@ -102,7 +108,7 @@ class BackboneScore(Backbone, ScoreModel):
         self.correct = nn.Linear(HIDDEN, num_classes)
 
     def encode(self, image: Tensor) -> Features:
-        """Plain logits (B, K) and reduced features (B, HIDDEN)."""
+        """Logits (B, K) and reduced features (B, HIDDEN)."""
         features = self.forward_head(self.forward_features(image), pre_logits=True)
         return self.fc(features), self.reduce(features)
 
@@ -112,7 +118,8 @@ class BackboneScore(Backbone, ScoreModel):
         scale, shift = self.project(F.silu(self.condition(label, total))).chunk(2, -1)
         x = torch.addcmul(x + shift, x, scale)
         x = x + self.block(x)
-        return logits + self.correct(F.silu(x))
+        corrected: Tensor = logits + self.correct(F.silu(x))
+        return corrected
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Start anew with another number of classes: the last layers and the label embedding."""

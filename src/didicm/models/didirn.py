@@ -1,15 +1,17 @@
 """DiDiRN, the paper's score network: a ResNet whose blocks are conditioned on the noisy label and its noise."""
 
 import math
+from itertools import islice
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from didicm.diffusion import Features
-from didicm.models.embedding import WIDTH, Condition
+from didicm.diffusion.solver import check_choice
 from didicm.models.resnet import Architecture, StemKind, Trunk
-from didicm.models.score import Parameterization, ScoreModel
+from didicm.models.score import WIDTH, Condition, Parameterization, ScoreModel
 
 Layout: TypeAlias = Literal["paper", "official"]
 
@@ -33,21 +35,20 @@ class DiDiRN(Trunk, ScoreModel):
         layout: Layout = "paper",
         parameterization: Parameterization = "score",
     ) -> None:
-        if layout not in ("paper", "official"):
-            raise ValueError(f"layout must be 'paper' or 'official', got {layout!r}")
+        check_choice("layout", layout, Layout)
         stem = stem or ("resnet" if layout == "paper" else "small")
         zero_init = layout == "paper"
         super().__init__(architecture, num_classes, in_chans, stem, width, global_pool, zero_init)
         self.predict(parameterization, num_classes)
         self.layout = layout
         self.condition = Condition(num_classes)
-        # One matrix product gives every block its condition: far fewer calls than one a block.
+        # One matrix product gives every block its condition: far fewer calls than one per block.
         self.project = nn.Linear(WIDTH, sum(self.block_channels))
         if zero_init:  # else each block adds noise before it has learnt anything, and deep trunks lose the image
             nn.init.zeros_(self.project.weight)
             nn.init.zeros_(self.project.bias)
-        # 32 groups, as in the paper; other widths have 16 channels a group, as the paper's last stage. In smaller
-        # groups little is left of the condition, and of images that have shrunk to a pixel, nothing but signs.
+        # 32 groups, as in the paper; other widths have 16 channels per group, as the paper's last stage. In
+        # smaller groups little is left of the condition, and of images that have shrunk to a pixel, only signs.
         groups = [32 if width == 1 else math.gcd(32, max(1, n // 16)) for n in self.block_channels]
         self.norms = nn.ModuleList(nn.GroupNorm(g, n) for g, n in zip(groups, self.block_channels, strict=True))
 
@@ -73,15 +74,15 @@ class DiDiRN(Trunk, ScoreModel):
 
     def _trunk(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
         projected = self.project(F.silu(self.condition(label, total)))[..., None, None]
-        conditions = projected.split(self.block_channels, dim=1)
-        x = None
-        for block, norm, condition in zip(self.blocks(), self.norms, conditions, strict=True):
-            if x is not None:
-                features = self.run_block(block, x)
-            if self.layout == "official":
-                residual, skip = features
-                x = F.relu(skip + F.silu(norm(residual + condition)))
-            else:
-                merged = features if isinstance(features, Tensor) else features[0] + features[1]
-                x = F.silu(norm(merged + condition))
+        conditions = torch.split(projected, self.block_channels, dim=1)
+        x = self._merge(features, self.norms[0], conditions[0])  # `encode` ran the first block
+        for block, norm, condition in islice(zip(self.blocks(), self.norms, conditions, strict=True), 1, None):
+            x = self._merge(self.run_block(block, x), norm, condition)
         return x
+
+    def _merge(self, branches: Features, norm: nn.Module, condition: Tensor) -> Tensor:
+        if self.layout == "official":
+            residual, skip = branches
+            return F.relu(skip + F.silu(norm(residual + condition)))
+        merged = branches if isinstance(branches, Tensor) else branches[0] + branches[1]
+        return F.silu(norm(merged + condition))

@@ -1,7 +1,7 @@
 """Every network by name, in timm's registry and in ours."""
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import timm
@@ -10,14 +10,14 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from didicm.errors import UserError
-from didicm.models.backbone import BackboneBaseline, BackboneScore
+from didicm.diffusion import ScoreFunction
+from didicm.errors import UserError, did_you_mean
+from didicm.models.backbone import Backbone, BackboneBaseline, BackboneScore
 from didicm.models.didirn import DiDiRN
-from didicm.models.resnet import ARCHITECTURES, ResNet
-from didicm.models.score import ScoreModel
+from didicm.models.resnet import ARCHITECTURES, ResNet, Trunk
 
 # name -> class and the arguments that the name stands for
-_NETWORKS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+_NETWORKS: dict[str, tuple[type[Backbone | Trunk], dict[str, Any]]] = {
     **{f"didirn{size}": (DiDiRN, {"architecture": a}) for size, a in ARCHITECTURES.items()},
     **{f"didirn{size}_baseline": (ResNet, {"architecture": a}) for size, a in ARCHITECTURES.items()},
     "backbone_score": (BackboneScore, {}),
@@ -39,8 +39,6 @@ _CONFIG = {
 default_cfgs = generate_default_cfgs(
     {name: {**_CONFIG, "first_conv": None} if "backbone" in name else _CONFIG for name in _NETWORKS}
 )
-
-
 _TIMM_ONLY = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 
 
@@ -49,7 +47,8 @@ def _register(name: str) -> None:
 
     def create(pretrained: bool = False, **arguments: Any) -> nn.Module:
         own = {key: value for key, value in arguments.items() if key not in _TIMM_ONLY}
-        if network in (BackboneScore, BackboneBaseline):
+        model: Backbone | Trunk
+        if issubclass(network, Backbone):
             # Pretrained weights are the backbone's; timm's builder would look for some of the whole network.
             model = network(pretrained=pretrained, **own)
             model.pretrained_cfg = model.default_cfg = default_cfgs[name].default.to_dict()
@@ -72,14 +71,14 @@ def list_models() -> list[str]:
 
 
 def baseline_name(name: str) -> str:
-    """Name of the plain classifier on the same trunk as a score network."""
+    """Name of the standard classifier on the same trunk as a score network."""
     return name.replace("_score", "_baseline") if name.endswith("_score") else f"{name}_baseline"
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
     """Build a network by name; unknown names and arguments are told in a sentence."""
     if name not in _NETWORKS:
-        raise UserError(f"unknown model {name!r}: choose one of {', '.join(list_models())}")
+        raise UserError(f"unknown model {name!r}: {did_you_mean(name, _NETWORKS)}")
     allowed = set(inspect.signature(_NETWORKS[name][0]).parameters) - {"architecture"}
     unknown = set(arguments) - allowed
     if unknown:
@@ -94,7 +93,7 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a network costs: parameters, and multiply-adds for one image."""
+    """What a network costs: parameters, and multiply-adds per image."""
 
     parameters: int
     per_image: int  # multiply-adds of what is computed once
@@ -107,17 +106,21 @@ class Cost:
 
 def cost(model: nn.Module, size: int) -> Cost:
     """Count the multiply-adds of a network on one image of size x size pixels, by PyTorch's own counter."""
+    if isinstance(model, nn.ModuleList):  # an ensemble: its members share the network calls that it counts
+        costs = [cost(member, size) for member in model]
+        parameters, per_image, per_call = (sum(x) for x in zip(*map(astuple, costs), strict=True))
+        return Cost(parameters, per_image, per_call // len(costs))
     weights = next(model.parameters())
-    image = torch.zeros(1, model.in_chans, size, size, device=weights.device, dtype=weights.dtype)
+    channels: int = getattr(model, "in_chans", 3)
+    image = torch.zeros(1, channels, size, size, device=weights.device, dtype=weights.dtype)
     label, total = torch.zeros(1, dtype=torch.long, device=image.device), image.new_ones(1)
     training = model.training
     model.eval()
-    with torch.no_grad():
-        with FlopCounterMode(display=False) as once:
-            features = model.encode(image) if isinstance(model, ScoreModel) else model(image)
-        with FlopCounterMode(display=False) as each:
-            if isinstance(model, ScoreModel):
-                model.score(features, label, total)
+    with torch.no_grad(), FlopCounterMode(display=False) as once:
+        features = model.encode(image) if isinstance(model, ScoreFunction) else model(image)
+    with torch.no_grad(), FlopCounterMode(display=False) as each:
+        if isinstance(model, ScoreFunction):
+            model.score(features, label, total)
     model.train(training)
     parameters = sum(p.numel() for p in model.parameters())
     return Cost(parameters, once.get_total_flops() // 2, each.get_total_flops() // 2)

@@ -1,4 +1,4 @@
-"""ResNet trunks and the plain classifier on them, the matched opponent of DiDiRN.
+"""ResNet trunks and the standard classifier on them, the matched baseline of DiDiRN.
 
 The trunk's blocks return their two branches unmerged: ResNet adds them, DiDiRN adds its conditioning as well.
 Both therefore have exactly the same convolutions.
@@ -6,13 +6,15 @@ Both therefore have exactly the same convolutions.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
-from timm.layers import create_classifier
+from timm.layers.classifier import create_classifier
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from didicm.diffusion.solver import check_choice
 
 StemKind: TypeAlias = Literal["resnet", "small", "tiny"]
 
@@ -46,8 +48,7 @@ class Stem(nn.Sequential):
 
     def __init__(self, kind: StemKind, in_chans: int, channels: int) -> None:
         super().__init__()
-        if kind not in get_args(StemKind):
-            raise ValueError(f"stem must be one of {', '.join(get_args(StemKind))}, got {kind!r}")
+        check_choice("stem", kind, StemKind)
         size, stride = (7, 2) if kind == "resnet" else (3, 1)
         self.conv = nn.Conv2d(in_chans, channels, size, stride, padding=size // 2, bias=False)
         self.bn = nn.BatchNorm2d(channels)
@@ -58,6 +59,13 @@ class Stem(nn.Sequential):
 
 class Block(nn.Module):
     """Residual branch and skip of a basic or bottleneck block, returned as a pair."""
+
+    conv1: nn.Conv2d
+    conv2: nn.Conv2d
+    conv3: nn.Conv2d  # of a bottleneck
+    bn1: nn.BatchNorm2d
+    bn2: nn.BatchNorm2d
+    bn3: nn.BatchNorm2d
 
     def __init__(self, in_channels: int, width: int, out_channels: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
@@ -85,6 +93,8 @@ class Block(nn.Module):
 
 class Trunk(nn.Module):
     """Stem, stages of blocks, pooling and the last linear layer, with timm's interface."""
+
+    recipe: dict[str, Any]  # how `create_model` made it
 
     def __init__(
         self,
@@ -134,9 +144,9 @@ class Trunk(nn.Module):
 
     def run_block(self, block: Block, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run a block; with gradient checkpointing its activations are computed again in the backward pass."""
-        if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x, use_reentrant=False)
-        return block(x)
+        again = self.grad_checkpointing and self.training and torch.is_grad_enabled()
+        branches: tuple[Tensor, Tensor] = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        return branches
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool (B, C, H, W) and apply the last linear layer."""
@@ -158,7 +168,7 @@ class Trunk(nn.Module):
 
 
 class ResNet(Trunk):
-    """The plain classifier: image (B, C, H, W) to logits (B, K)."""
+    """The standard classifier on the same trunk: image (B, C, H, W) to logits (B, K)."""
 
     def __init__(
         self,
@@ -173,7 +183,7 @@ class ResNet(Trunk):
 
     def forward_features(self, image: Tensor) -> Tensor:
         """Last feature map (B, C, H, W)."""
-        x = self.stem(image)
+        x: Tensor = self.stem(image)
         for block in self.blocks():
             residual, skip = self.run_block(block, x)
             x = F.relu(residual + skip, inplace=True)

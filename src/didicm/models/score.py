@@ -1,12 +1,16 @@
-"""The contract of every score network, and the two things its outputs may mean."""
+"""The contract of every score network, the two things its outputs may mean, and the condition it sees."""
 
-from typing import Literal, TypeAlias, get_args
+import math
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from didicm.diffusion import Features
 from didicm.diffusion.process import log_marginal
+from didicm.diffusion.solver import check_choice
+
+WIDTH = 128  # of the embedding of the condition
 
 Parameterization: TypeAlias = Literal["score", "posterior"]
 
@@ -28,10 +32,7 @@ class ScoreModel(nn.Module):
         """Set what the outputs mean, and for how many classes."""
         if num_classes < 2:
             raise ValueError(f"a score model needs num_classes of at least 2, got {num_classes}")
-        if parameterization not in get_args(Parameterization):
-            raise ValueError(
-                f"parameterization must be one of {', '.join(get_args(Parameterization))}, got {parameterization!r}"
-            )
+        check_choice("parameterization", parameterization, Parameterization)
         self.num_classes = num_classes
         self.parameterization = parameterization
 
@@ -56,3 +57,23 @@ class ScoreModel(nn.Module):
     def forward(self, image: Tensor, label: Tensor, total: Tensor) -> Tensor:
         """Encode and score in one call."""
         return self.score(self.encode(image), label, total)
+
+
+class Condition(nn.Module):
+    """Sum of a label embedding and an embedding of the total noise, (B, WIDTH)."""
+
+    wave: Tensor
+
+    def __init__(self, num_classes: int, frequencies: int = 256) -> None:
+        super().__init__()
+        self.label = nn.Embedding(num_classes, WIDTH)
+        self.noise = nn.Sequential(nn.Linear(frequencies, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+        half = frequencies // 2
+        wave = torch.exp(-math.log(10_000) * torch.arange(half) / half)
+        self.register_buffer("wave", wave, persistent=False)
+
+    def forward(self, label: Tensor, total: Tensor) -> Tensor:
+        """Embed labels (B,) and total noise (B,)."""
+        angle = total.to(self.wave.dtype).unsqueeze(-1) * self.wave
+        embedded: Tensor = self.label(label) + self.noise(torch.cat([angle.cos(), angle.sin()], -1))
+        return embedded

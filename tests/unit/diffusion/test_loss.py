@@ -5,16 +5,20 @@ from hypothesis import strategies as st
 
 from didicm.diffusion import LogLinear, UniformProcess, marginal_score_entropy, score_entropy
 from tests.oracle import matrices
-from tests.unit.diffusion.test_process import distributions, log_score, tensor
+from tests.oracle.posteriors import distributions, log_score
 
 times = st.floats(1e-5, 1)
+
+
+def tensor(x):
+    return torch.as_tensor(x, dtype=torch.float64)
 
 
 @given(p=distributions(count=2), t=times, label=st.integers(0, 1))
 def test_score_entropy_is_the_literal_algorithm_1(p, t, label):
     target, guess = p
     process = UniformProcess(len(target))
-    q, rate = process.marginal(target, tensor(t)), process.schedule.rate(tensor(t)).item()
+    q, rate = process.marginal(target, tensor(t)), process.schedule.at(t).rate
     column = log_score(process, guess, label, t)
     loss = score_entropy(column[None], torch.tensor([label]), target[None], tensor([t]), process)
     # The literal form subtracts numbers of the size of the ratios, so it can only judge to that precision.
@@ -26,7 +30,7 @@ def test_score_entropy_is_the_literal_algorithm_1(p, t, label):
 def test_marginal_form_is_the_sum_over_all_labels(p, t):
     target, guess = p
     process = UniformProcess(len(target))
-    q, rate = process.marginal(target, tensor(t)), process.schedule.rate(tensor(t)).item()
+    q, rate = process.marginal(target, tensor(t)), process.schedule.at(t).rate
     log_q_hat = process.marginal(guess, tensor(t)).log()
     loss = marginal_score_entropy(log_q_hat[None], target[None], tensor([t]), process)
     precision = 1e-10 * rate * (q.max() / q.min()).item()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from didicm.diffusion import Exponential, Geometric, LogLinear, LogRatio, UniformProcess
 from tests.oracle import matrices
-from tests.oracle.posteriors import all_kinds
+from tests.oracle.posteriors import all_kinds, distributions, log_score, sigma, sigma_bar
 
 DOUBLE = torch.float64
 inside = st.floats(1e-3, 1)
@@ -13,29 +13,6 @@ inside = st.floats(1e-3, 1)
 
 def tensor(x):
     return torch.as_tensor(x, dtype=DOUBLE)
-
-
-def sigma_bar(process, t):
-    return (process.schedule.total(tensor(t)) / process.num_classes).item()
-
-
-def sigma(process, t):
-    return (process.schedule.rate(tensor(t)) / process.num_classes).item()
-
-
-def log_score(process, clean, label, t):
-    log_q = process.marginal(clean, tensor(t)).log()
-    return log_q - log_q[..., label, None]
-
-
-@st.composite
-def distributions(draw, min_classes=2, max_classes=12, count=1):
-    """(count, K) distributions, some with entries of exactly zero."""
-    K = draw(st.integers(min_classes, max_classes))
-    weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1)), min_size=K, max_size=K)
-    rows = draw(st.lists(weights.filter(any), min_size=count, max_size=count))
-    p = torch.tensor(rows, dtype=DOUBLE)
-    return p / p.sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("K", [2, 3, 10, 100, 1000])
@@ -73,8 +50,17 @@ def test_worked_examples_of_the_papers_appendix(rate, derivative, after):
     assert torch.allclose((torch.eye(3, dtype=DOUBLE) + 0.1 * R) @ q, tensor(after))
     # The same numbers from our code: a constant score makes the reverse rate the forward one.
     process, t = UniformProcess(3), 0.5
-    dt = tensor(0.1 * rate / sigma(process, t))
-    assert torch.allclose(process.euler_step(q, torch.zeros(3, dtype=DOUBLE), tensor(t), dt), tensor(after))
+    dt = 0.1 * rate / sigma(process, t)
+    step = process.euler_step(q, torch.zeros(3, dtype=DOUBLE), process.schedule.at(t), dt)
+    assert torch.allclose(step, tensor(after))
+
+
+@given(p=distributions(), t=inside)
+def test_a_time_per_image_and_one_for_all_give_the_same_noise(p, t):
+    process = UniformProcess(p.shape[1])
+    assert torch.allclose(
+        process.marginal(p, tensor([t])), process.add_noise(p, process.schedule.at(t)), atol=1e-12
+    )
 
 
 def test_hard_and_soft_targets_have_one_marginal():
@@ -120,7 +106,8 @@ def test_euler_step_is_the_literal_algorithm_2(p, t, dt, label):
     column = log_score(process, clean, label, t)
     reference = matrices.cp_step(state, column.exp(), sigma(process, t), dt)
     scale = reference.abs().max().clamp_min(1)
-    assert (process.euler_step(state, column, tensor(t), tensor(dt)) - reference).abs().max() < 1e-12 * scale
+    step = process.euler_step(state, column, process.schedule.at(t), dt)
+    assert (step - reference).abs().max() < 1e-12 * scale
 
 
 @pytest.mark.parametrize("K", [100, 1000])
@@ -129,7 +116,8 @@ def test_euler_step_is_the_literal_algorithm_2_for_many_classes(K):
     for clean, state in zip(all_kinds(K), all_kinds(K).roll(1, 0), strict=True):
         column = log_score(process, clean, 1, t)
         reference = matrices.cp_step(state, column.exp(), sigma(process, t), dt)
-        assert (process.euler_step(state, column, tensor(t), tensor(dt)) - reference).abs().max() < 1e-12
+        step = process.euler_step(state, column, process.schedule.at(t), dt)
+        assert (step - reference).abs().max() < 1e-12
 
 
 @given(p=distributions(count=2), t=inside, share=st.floats(0, 0.99))
@@ -137,10 +125,11 @@ def test_exact_step_is_bayes_rule_with_matrices(p, t, share):
     state, clean = p
     process, s = UniformProcess(len(state)), share * t
     kernel = matrices.reverse_kernel(clean, sigma_bar(process, t), sigma_bar(process, s))
-    step = process.exact_step(state, clean, tensor(t), tensor(s))
+    at_t, at_s = process.schedule.at(t), process.schedule.at(s)
+    step = process.exact_step(state, clean, at_t, at_s)
     assert (step - kernel @ state).abs().max() < 1e-9
     for label in range(len(state)):
-        chances = process.exact_label_step(torch.tensor(label), clean, tensor(t), tensor(s))
+        chances = process.exact_label_step(torch.tensor(label), clean, at_t, at_s)
         assert (chances - kernel[:, label]).abs().max() < 1e-9
 
 
@@ -148,7 +137,7 @@ def test_exact_step_is_bayes_rule_with_matrices(p, t, share):
 def test_euler_label_step_is_the_literal_algorithm_3_where_that_is_proper(p, t, dt, label):
     process = UniformProcess(p.shape[1])
     column = log_score(process, p[0], label, t)
-    chances = process.euler_label_step(torch.tensor(label), column, tensor(t), tensor(dt))
+    chances = process.euler_label_step(torch.tensor(label), column, process.schedule.at(t), dt)
     reference = matrices.cl_step(label, column.exp(), sigma(process, t), dt)
     if reference.min() < 0:  # too long a step: no chance to stay, the jumps in proportion
         reference = reference.clamp_min(0) / reference.clamp_min(0).sum()
@@ -159,11 +148,12 @@ def test_euler_label_step_is_the_literal_algorithm_3_where_that_is_proper(p, t, 
 def test_every_result_is_a_distribution(p, t, share, dt):
     clean, state, noise = p
     process, K = UniformProcess(p.shape[1]), p.shape[1]
-    t, s, dt = tensor(t), tensor(share * t), tensor(dt)
+    t, s = process.schedule.at(t), process.schedule.at(share * t)
     rough = (noise + 1e-6).log() * 3  # a score no process produced
     label = torch.tensor(K - 1)
     results = [
-        process.marginal(clean, t),
+        process.marginal(clean, tensor(t.time)),
+        process.add_noise(clean, t),
         process.noisy_posterior(rough, t),
         process.clean_posterior(rough, t),
         process.exact_step(state, clean, t, s),
@@ -181,12 +171,12 @@ def test_permuting_the_classes_commutes_with_everything(p, t, seed):
     clean, state = p
     K = len(state)
     process, order = UniformProcess(K), torch.randperm(K, generator=torch.Generator().manual_seed(seed))
-    t, s, dt = tensor(t), tensor(0.3 * t), tensor(0.05)
+    column = log_score(process, clean, 0, t)
+    t, s, dt = process.schedule.at(t), process.schedule.at(0.3 * t), 0.05
     label = torch.tensor(K - 1)
     moved = (order == label).nonzero()[0, 0]
-    column = log_score(process, clean, 0, t)
-    for plain, permuted in [
-        (process.marginal(clean, t), process.marginal(clean[order], t)),
+    for result, permuted in [
+        (process.add_noise(clean, t), process.add_noise(clean[order], t)),
         (process.clean_posterior(column, t), process.clean_posterior(column[order], t)),
         (process.euler_step(state, column, t, dt), process.euler_step(state[order], column[order], t, dt)),
         (process.exact_step(state, clean, t, s), process.exact_step(state[order], clean[order], t, s)),
@@ -199,29 +189,31 @@ def test_permuting_the_classes_commutes_with_everything(p, t, seed):
             process.euler_label_step(moved, column[order], t, dt),
         ),
     ]:
-        assert torch.allclose(plain[order], permuted, atol=1e-9)
+        assert torch.allclose(result[order], permuted, atol=1e-9)
 
 
 @given(p=distributions(), t=inside)
 def test_the_clean_posterior_undoes_the_noise(p, t):
     process = UniformProcess(p.shape[1])
-    assert torch.allclose(process.clean_posterior(log_score(process, p, 0, t), tensor(t)), p, atol=1e-9)
+    clean = process.clean_posterior(log_score(process, p, 0, t), process.schedule.at(t))
+    assert torch.allclose(clean, p, atol=1e-9)
 
 
 def test_a_score_without_signal_reads_as_uniform():
     """At t = 1 a flat score lies below no class's floor; nothing may divide zero by zero."""
     process = UniformProcess(4)
-    flat = process.clean_posterior(torch.zeros(2, 4), torch.tensor(1.0))
+    flat = process.clean_posterior(torch.zeros(2, 4), process.schedule.at(1.0))
     assert torch.allclose(flat, torch.full((2, 4), 0.25), atol=1e-3)
 
 
 @pytest.mark.parametrize("K", [10, 1000])
 def test_a_score_that_errs_claims_no_certain_zero(K):
     """The cross-entropy to the truth stays near its entropy; flat zeros would cost tens of nats each."""
-    process, t = UniformProcess(K), tensor(0.5)
+    process = UniformProcess(K)
+    t = process.schedule.at(0.5)
     truth = all_kinds(K)[:2] * 0.98 + 0.02 / K
     torch.manual_seed(0)
-    log_q = process.marginal(truth, t).log().expand(200, *truth.shape)
+    log_q = process.add_noise(truth, t).log().expand(200, *truth.shape)
     clean = process.clean_posterior(log_q + 0.05 * torch.randn(log_q.shape, dtype=DOUBLE), t)
     excess = (truth * (truth.log() - clean.log())).sum(-1).mean()
     assert excess < 0.05
@@ -231,12 +223,13 @@ def test_a_score_that_errs_claims_no_certain_zero(K):
 
 @pytest.mark.parametrize("t", [1e-5, 0.5, 1.0])
 def test_any_logits_are_safe_in_float32(t):
-    process, t = UniformProcess(1000), tensor(t)
+    process = UniformProcess(1000)
+    s, t = process.schedule.at(t / 2), process.schedule.at(t)
     wild = torch.zeros(2, 1000)
     wild[0, 3], wild[1, :500] = 6e4, -6e4
     state = torch.full((2, 1000), 1e-3)
     clean = process.clean_posterior(wild, t)
-    for p in (clean, process.exact_step(state, clean, t, t / 2), process.euler_step(state, wild, t, t / 2)):
+    for p in (clean, process.exact_step(state, clean, t, s), process.euler_step(state, wild, t, s.time)):
         assert p.dtype == torch.float32
         assert p.isfinite().all()
         assert torch.allclose(p.double().sum(-1), torch.ones(2, dtype=DOUBLE), atol=1e-3)

@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from didicm.diffusion.random import ImageRandom, sample_categorical
+from didicm.diffusion.random import GAMMA, ImageRandom, _mix, mix, sample_categorical
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
@@ -15,6 +16,16 @@ def test_streams_belong_to_the_content(dtype):
     changed = ImageRandom(image, seed=3).uniform(8)
     assert not torch.equal(changed[0], u[0])
     assert torch.equal(changed[1:], u[1:])
+
+
+def test_the_hash_is_splitmix64_in_numpy_and_in_pytorch():
+    """The first numbers of the published generator with seed 1234567."""
+    state = (1234567 + np.arange(1, 4, dtype=object) * GAMMA) % 2**64
+    hashed = mix(state.astype(np.uint64))
+    assert hashed.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert torch.equal(
+        _mix(torch.from_numpy(state.astype(np.uint64).view(np.int64))).view(torch.uint64), torch.from_numpy(hashed)
+    )
 
 
 def test_swapping_pixels_changes_the_stream():
@@ -40,7 +51,7 @@ def test_draws_in_parts_are_the_draws_at_once():
     assert torch.equal(torch.cat([parts.uniform(2), parts.uniform(3)], 1), whole.uniform(5))
 
 
-def test_pick_follows_the_probabilities_and_never_a_zero():
+def test_sample_categorical_follows_the_probabilities_and_never_a_zero():
     probs = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
     u = ImageRandom(torch.zeros(1, 1), 0).uniform(20_000)[0]
     counts = sample_categorical(probs.expand(20_000, 6), u).bincount(minlength=6)

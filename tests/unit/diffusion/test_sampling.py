@@ -16,9 +16,9 @@ from didicm.diffusion import (
     sample_naive,
     time_grid,
 )
+from didicm.diffusion.exact import ExactScore
 from tests.oracle import matrices
-from tests.oracle.posteriors import ExactScore, all_kinds, ambiguous, smoothed, total_variation
-from tests.unit.diffusion.test_process import log_score, sigma
+from tests.oracle.posteriors import all_kinds, ambiguous, log_score, sigma, smoothed, total_variation
 
 SPREAD = torch.tensor([0.35, 0.05, 0.25, 0.15, 0.2], dtype=torch.float64)
 
@@ -111,10 +111,11 @@ def test_averaging_last_transitions_beats_averaging_their_draws():
 
 @pytest.mark.parametrize("time", [1e-3, 0.5, 1.0])
 def test_one_call_reads_the_posterior(time):
-    truth = all_kinds(100)
-    posterior = readout(ExactScore(), truth, UniformProcess(100), time=time)
+    truth, trajectory = all_kinds(100), []
+    posterior = readout(ExactScore(), truth, UniformProcess(100), time=time, callback=trajectory.append)
     assert total_variation(posterior.probs, truth).max() < 1e-5
-    assert posterior.nfe == 1
+    assert posterior.nfe == len(trajectory) == 1
+    assert torch.equal(trajectory[0].probs, posterior.probs)
 
 
 class LabelDependentScore(ExactScore):

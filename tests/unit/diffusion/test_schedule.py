@@ -26,9 +26,10 @@ def test_rate_is_the_derivative_of_total(schedule, t):
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @given(t=times)
-def test_time_inverts_total_and_keep_and_lost_agree(schedule, t):
-    t = tensor(t)
-    assert torch.allclose(schedule.time(schedule.total(t)), t, rtol=1e-9)
+def test_keep_lost_and_total_agree_and_are_the_noise_at_a_time(schedule, t):
+    noise, t = schedule.at(t), tensor(t)
+    for name in ("total", "rate", "keep", "lost"):
+        assert getattr(noise, name) == getattr(schedule, name)(t).item()
     assert torch.allclose(schedule.keep(t), torch.exp(-schedule.total(t)), rtol=1e-9)
     assert torch.allclose(schedule.keep(t) + schedule.lost(t), tensor(1.0), rtol=1e-12)
 

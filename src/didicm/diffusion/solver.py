@@ -1,0 +1,127 @@
+"""One step of the reverse process: its times, the network call, and the solvers.
+
+`exact` uses the known kernels of the process and has no error of its own; its first step starts from infinite
+noise, where the uniform start is true rather than nearly true. `euler` is the paper's step; `official` is the
+released code's time grid, which overshoots, and is there for comparison only.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from didicm.diffusion.process import UniformProcess
+from didicm.diffusion.schedule import Noise, Schedule
+from didicm.errors import UserError
+
+Features: TypeAlias = Tensor | tuple[Tensor, ...]
+Solver: TypeAlias = Literal["exact", "euler", "official"]
+ScoreTime: TypeAlias = Literal["start", "midpoint"]
+
+OFFICIAL_EPS = 1e-5
+
+
+@runtime_checkable
+class ScoreFunction(Protocol):
+    """What a sampler needs of a network."""
+
+    def encode(self, image: Tensor) -> Features:
+        """Compute all that depends on the image alone; every tensor has the batch first."""
+
+    def score(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
+        """Log-scores (B, K) at labels (B,) and total noise (B,), 0 at the label."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One step: where it starts, where the score is taken, where it ends."""
+
+    t: Noise
+    score: Noise
+    s: Noise
+
+
+def intervals(
+    schedule: Schedule, steps: int, grid: Tensor | None, solver: Solver, score_time: ScoreTime
+) -> list[Interval]:
+    """The steps that a solver takes, from t = 1 to 0."""
+    check_choice("solver", solver, Solver)
+    check_choice("score_time", score_time, ScoreTime)
+    if solver == "official" and grid is not None:
+        raise UserError("solver='official' brings its own grid: leave out `grid`")
+    grid = time_grid(steps) if grid is None else grid.double().cpu()
+    if grid.dim() != 1 or len(grid) < 2 or grid[0] != 1 or grid[-1] != 0 or not (grid.diff() < 0).all():
+        raise UserError(f"grid must fall from 1 to 0 in at least one step, got {grid.tolist()}")
+    pairs = list(pairwise(grid.tolist()))
+    if solver == "official":
+        # Spaced as if for steps - 1 steps, but each is 1 / steps long: the last one ends below 0.
+        start = torch.linspace(1, OFFICIAL_EPS, steps, dtype=torch.float64).tolist()
+        pairs = [(t, t - (1 - OFFICIAL_EPS) / steps) for t in start]
+    midpoint = solver == "exact" and score_time == "midpoint"
+    return [Interval(*map(schedule.at, (t, (t + s) / 2 if midpoint else t, s))) for t, s in pairs]
+
+
+def time_grid(steps: int) -> Tensor:
+    """Evenly spaced times from 1 down to 0, (steps + 1,) in float64."""
+    if steps < 1:
+        raise UserError(f"steps must be at least 1, got {steps}")
+    return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+
+
+def ask(model: ScoreFunction, features: Features, label: Tensor, t: Noise, process: UniformProcess) -> Tensor:
+    """Call the network, and go on in float32 or better whatever it returns."""
+    log_score = model.score(features, label, torch.full(label.shape, t.total, device=label.device))
+    if log_score.shape != (len(label), process.num_classes):
+        raise ValueError(
+            f"the network returned log-scores of shape {tuple(log_score.shape)} for {len(label)} images "
+            f"and {process.num_classes} classes: model and process must agree on the number of classes"
+        )
+    log_score = log_score.to(torch.promote_types(log_score.dtype, torch.float32))
+    if not math.isfinite(log_score.sum().item()):
+        raise FloatingPointError(
+            f"the network returned non-finite log-scores at t = {t.time:.4g}: its weights or the image are "
+            "broken, or half precision overflowed; check them, or run the network in float32"
+        )
+    return log_score
+
+
+def _exact_step(process: UniformProcess, p: Tensor, log_score: Tensor, at: Interval) -> Tensor:
+    clean = process.clean_posterior(log_score, at.score)
+    return process.add_noise(clean, at.s) if at.t.time == 1 else process.exact_step(p, clean, at.t, at.s)
+
+
+def _exact_label_step(process: UniformProcess, label: Tensor, log_score: Tensor, at: Interval) -> Tensor:
+    clean = process.clean_posterior(log_score, at.score)
+    return process.add_noise(clean, at.s) if at.t.time == 1 else process.exact_label_step(label, clean, at.t, at.s)
+
+
+def _euler_step(process: UniformProcess, p: Tensor, log_score: Tensor, at: Interval) -> Tensor:
+    return normalise(process.euler_step(p, log_score, at.t, at.t.time - at.s.time).clamp(0, 1))
+
+
+def _euler_label_step(process: UniformProcess, label: Tensor, log_score: Tensor, at: Interval) -> Tensor:
+    return process.euler_label_step(label, log_score, at.t, at.t.time - at.s.time)
+
+
+# solver -> step of probabilities (B, K), and of labels (B,); both give probabilities (B, K)
+_Step: TypeAlias = Callable[[UniformProcess, Tensor, Tensor, Interval], Tensor]
+SOLVERS: dict[Solver, tuple[_Step, _Step]] = {
+    "exact": (_exact_step, _exact_label_step),
+    "euler": (_euler_step, _euler_label_step),
+    "official": (_euler_step, _euler_label_step),
+}
+
+
+def normalise(p: Tensor) -> Tensor:
+    """Make each row (..., K) sum to one."""
+    return p / p.sum(-1, keepdim=True)
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Refuse a value that is none of those of a Literal."""
+    if value not in get_args(choices):
+        raise UserError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
