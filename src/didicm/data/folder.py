@@ -31,9 +31,6 @@ class Strings:
         self._ends = np.cumsum([0] + [len(s) for s in encoded], dtype=np.int64)
         self._block = np.frombuffer(b"".join(encoded), dtype=np.uint8)
 
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
     def __getitem__(self, i: int) -> str:
         return self._block[self._ends[i] : self._ends[i + 1]].tobytes().decode("utf-8", "surrogateescape")
 
