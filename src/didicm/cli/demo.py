@@ -1,29 +1,48 @@
-"""`didicm demo`: a standard classifier against DiDiCM on images that tell less and less, in under five minutes."""
+"""`didicm demo`: a standard classifier against DiDiCM on less and less informative images, in minutes."""
 
-import argparse
 import os
 import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from didicm.cli.compare import conclude, run, show
-from didicm.experiments import METHODS, Cell, Setting, write_report
-from didicm.settings import load_recipe, override
+from didicm.cli.compare import show_report
+from didicm.cli.flags import parse
+from didicm.experiments.comparison import compare_study
+from didicm.experiments.run import run_study
+from didicm.experiments.spec import Condition
+from didicm.report.html import write_report
+from didicm.settings import Natural
 
 # Chosen by measurement on 2 cores. The epochs are many, as in the paper: few images are seen over and over.
-LEVELS = {Setting(14, 0.25): 100, Setting(10, 0.125): 200, Setting(7, 0.05): 500}  # and their epochs
-CONTESTANTS = {name: METHODS[name] for name in ("standard", "standard-smooth", "didicm-score")}
-SETTINGS = {"data": "fashion-mini", "batch_size": 50, "image.channels": 1}
+LEVELS = {Condition(14, 0.25): 100, Condition(10, 0.125): 200, Condition(7, 0.05): 500}  # and their epochs
+METHODS = ("standard", "standard-smooth", "didicm-score")
+SETTINGS = {"batch_size": 50, "image.channels": 1}
 NOTE = (
     "Where there are fewer images there are more epochs. In training, DiDiCM draws several noisy labels for every "
     "image, so its training takes longer: see Cost."
 )
 NEXT = """
-Next, on your own images (a folder with one subfolder a class):
+Next, on your own images (a folder with one subfolder per class):
   didicm doctor DIR
   didicm train --recipe small --data DIR --out runs/mine
   didicm compare --data DIR --out runs/compare"""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of `didicm demo`.
+
+    Args:
+        out: folder for results and report
+        seeds: trainings of each kind
+        solvers: instead, show how each solver recovers a known posterior
+    """
+
+    out: Path = Path("demo")
+    seeds: Natural = 3
+    solvers: bool = False
 
 
 def main(argv: list[str]) -> int:
@@ -33,37 +52,24 @@ def main(argv: list[str]) -> int:
 
         solvers([argument for argument in argv if argument != "--solvers"])
         return 0
-    parser = argparse.ArgumentParser(prog="didicm demo", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo"), help="folder for results and report (default demo)"
+    text = "Compare a standard classifier with DiDiCM on less and less informative images, in under five minutes."
+    options = parse(argv, DemoOptions, command="demo", description=text)
+    console = Console(soft_wrap=True, highlight=False)
+    study = replace(
+        compare_study(methods=METHODS, seeds=options.seeds, settings=SETTINGS),
+        title="DiDiCM against a standard classifier: the demo",
+        conditions=tuple(LEVELS),
+        by_fraction={condition.fraction: {"epochs": epochs} for condition, epochs in LEVELS.items()},
+        note=NOTE,
     )
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind (default 3)")
-    parser.add_argument(
-        "--solvers", action="store_true", help="instead: how each solver recovers a known posterior"
-    )
-    arguments = parser.parse_args(argv)
-    if arguments.seeds < 1:
-        parser.error("--seeds must be at least 1")
-
-    console = Console(soft_wrap=True)
-    base = override(load_recipe("small"), SETTINGS)
-    cells = [
-        Cell(method, setting, seed, {**overrides, "epochs": epochs})
-        for seed in range(arguments.seeds)
-        for setting, epochs in LEVELS.items()
-        for method, overrides in CONTESTANTS.items()
-    ]
+    trainings = len(LEVELS) * len(METHODS) * options.seeds
     console.print(
-        f"Small pictures of clothes, in {len(LEVELS)} levels of uncertainty: fewer pixels, fewer images to learn "
-        f"from.\n{len(cells)} trainings, on {os.cpu_count()} cores; Ctrl-C stops, the same command goes on.\n",
-        highlight=False,
+        f"Small images of clothes, at {len(LEVELS)} levels of uncertainty: fewer pixels, fewer training images.\n"
+        f"{trainings} trainings, on {os.cpu_count()} cores; Ctrl-C stops, the same command goes on.\n"
     )
-    command = shlex.join(["didicm", "demo", "--out", str(arguments.out), "--seeds", str(arguments.seeds)])
+    command = shlex.join(["didicm", "demo", "--out", str(options.out), "--seeds", str(options.seeds)])
     jobs = min(os.cpu_count() or 1, 4)
-    plan = {"title": "DiDiCM against a standard classifier: the demo", "command": command, "note": NOTE}
-    run(base, cells, arguments.out, plan, console, jobs=jobs)
-    report = write_report(arguments.out)
-    show(report.tables[0], console)
-    conclude(report, arguments.out, console)
-    console.print(NEXT, highlight=False)
+    run_study(study, options.out, data="fashion-mini", jobs=jobs, command=command, console=console)
+    show_report(write_report(options.out), console, tables=1)
+    console.print(NEXT)
     return 0

@@ -1,79 +1,74 @@
-"""Progress over a whole grid: a bar on a terminal, plain lines elsewhere, and the time left in both."""
+"""How far the runs of a study are, whoever carries them out: read from their folders, shown in one display."""
 
-import time
-from typing import Any
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from didicm.training.tracking import duration
+from didicm.experiments.execute import read_share
+from didicm.experiments.results import RunResult
+from didicm.experiments.spec import Run
+from didicm.progress import ProgressDisplay
 
+POLL = 1.0  # seconds between looks at the folders
 QUIET = 20.0  # seconds without a line, where there is no bar
 
 
-class GridProgress:
-    """Shows how far a grid is; `weights` say how much work each cell is, in any unit."""
+class StudyProgress:
+    """Shows the share of the work that is done; use it as a context."""
 
-    def __init__(self, console: Console, names: dict[str, str], weights: dict[str, float], done: set[str]) -> None:
-        self._console, self._names, self._weights = console, names, weights
-        self._share = {key: 1.0 for key in done if key in names}
-        self._at_start = self._work()
-        self._began = self._last = time.monotonic()
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            columns = (
-                BarColumn(bar_width=30),
-                TextColumn("{task.description}", markup=False),
-                TimeElapsedColumn(),
-            )
-            self._bar = Progress(*columns, console=console, redirect_stdout=False, transient=True)
-            self._task = self._bar.add_task(self._line(None), total=sum(weights.values()))
-            self._bar.start()
-        elif len(self._share) < len(names):
-            console.print(
-                f"{len(names)} trainings, {len(self._share)} of them done before", highlight=False, markup=False
-            )
+    def __init__(
+        self, console: Console, runs: Mapping[str, Run], done: Iterable[str], folders: Mapping[str, Path]
+    ):
+        self._runs, self._folders = runs, folders
+        self._work = {key: _work(run) for key, run in runs.items()}
+        self._done = set(done)
+        self._display = ProgressDisplay(console, sum(self._work.values()), self._worked(), seconds=QUIET)
+        self._stop = threading.Event()
+        self._guard = threading.Lock()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def update(self, key: str, share: float) -> None:
-        """Note how far a running cell is."""
-        self._share[key] = min(share, 0.999)
-        now = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._work(), description=self._line(key))
-        elif now - self._last > QUIET:
-            self._last = now
-            self._console.print(self._line(key), highlight=False, markup=False)
+    def __enter__(self) -> "StudyProgress":
+        self._display.__enter__()
+        if not self._display.console.is_terminal:
+            self._display.print(f"{len(self._runs)} trainings, {len(self._done)} of them done before")
+        self._watcher.start()
+        return self
 
-    def finish(self, key: str, record: dict[str, Any] | None) -> None:
-        """Note a finished cell, ours or another process's."""
-        self._share[key] = 1.0
-        self._last = time.monotonic()
-        if record is not None:
-            metrics = record["readings"][0]["metrics"]
-            numbers = f"top-1 {100 * metrics['cls/Acc']:.1f} %  NLL {metrics['cls/NLL']:.3f}"
-            self._console.print(
-                f"{self._count()}  {self._names[key]}: {numbers}{self._left()}", highlight=False, markup=False
-            )
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._work(), description=self._line(None))
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._watcher.join()
+        self._display.__exit__(kind, error, trace)
 
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
+    def finish(self, result: RunResult) -> None:
+        """Note a finished run, and print what came out."""
+        metrics = result.measurements[0].metrics
+        numbers = f"top-1 {100 * metrics['cls/Acc']:.1f} %  NLL {metrics['cls/NLL']:.3f}"
+        with self._guard:
+            self._done.add(result.key)
+            self._display.update(self._worked(), self._count())
+            self._display.print(f"{self._count()}  {self._runs[result.key]}: {numbers}{self._display.left}")
 
-    def _line(self, key: str | None) -> str:
-        return f"{self._count()}  {self._names[key] if key else 'trainings'}{self._left()}"
+    def _watch(self) -> None:
+        while not self._stop.wait(POLL):
+            with self._guard:
+                shares = {key: read_share(path) for key, path in self._folders.items() if key not in self._done}
+                running = next((f"  {self._runs[key]}" for key, share in shares.items() if 0 < share < 1), "")
+                self._display.update(self._worked(shares), self._count() + running)
+
+    def _worked(self, shares: Mapping[str, float] | None = None) -> float:
+        whole = sum(self._work[key] for key in self._done)
+        return whole + sum(self._work[key] * share for key, share in (shares or {}).items())
 
     def _count(self) -> str:
-        return f"{sum(share == 1 for share in self._share.values())}/{len(self._names)}"
+        return f"{len(self._done)}/{len(self._runs)}"
 
-    def _left(self) -> str:
-        worked = self._work() - self._at_start
-        rest = sum(self._weights.values()) - self._work()
-        if worked <= 0 or rest <= 0:
-            return ""
-        return f"  {duration((time.monotonic() - self._began) * rest / worked)} left"
 
-    def _work(self) -> float:
-        return sum(self._weights[key] * share for key, share in self._share.items())
+def _work(run: Run) -> float:
+    """Rough work of a run: images seen times what an image costs."""
+    config = run.config
+    size = config.image.size or config.image.limit
+    draws = config.draws_per_image if config.method == "diffusion" else 1
+    return config.epochs * config.fraction * (size**2 + 200) * (1 + draws)

@@ -1,0 +1,238 @@
+"""One run of a study, from its folder alone: train or resume its network, measure it, keep what a report needs."""
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+from rich.console import Console
+
+from didicm.data import ArraySet, ImageSet, UnreadableImageError, is_small, stratified_split
+from didicm.errors import UserError
+from didicm.experiments.measure import measure
+from didicm.experiments.results import RunResult
+from didicm.experiments.spec import MEASURED, Run
+from didicm.files import read_json, to_json, write_files
+from didicm.settings import TrainConfig
+from didicm.training.build import RunComponents, build, check_batches
+from didicm.training.loop import BEST, OnStep, train
+from didicm.training.state import STATE, has_state
+
+RUNS = "runs"  # folder of trainings, which studies share
+# Files of a run's folder: what is to be done, as long as it is, what came out, and how far it is.
+RUN, RESULT, PROGRESS = "run.json", "result.json", "progress"
+TRAINED, ERROR, LOG, LOCK = "trained.json", "error.txt", "train.log", ".lock"  # of a training
+SHORT = 10_000  # steps
+
+
+def write_run(out: Path, trainings: Path, run: Run) -> Path:
+    """Make the folder that `execute` takes: where what is measured in this study goes, and how to get it."""
+    folder = out / MEASURED / run.key
+    config = replace(run.config, out=str((trainings / RUNS / run.key).absolute()))
+    text = to_json(replace(run, config=config).to_dict())
+    if not (folder / RUN).exists() or (folder / RUN).read_text(encoding="utf-8") != text:
+        (folder / RESULT).unlink(missing_ok=True)
+        write_files(folder, {RUN: text})
+    return folder
+
+
+def read_run(folder: Path) -> Run:
+    """What `write_run` wrote."""
+    return Run.from_dict(read_json(folder / RUN, "run the study again"))
+
+
+def read_result(folder: Path) -> RunResult:
+    """What `execute` found."""
+    return RunResult.from_dict(read_json(folder / RESULT, "delete it and run the study again"))
+
+
+def read_share(folder: Path) -> float:
+    """How much of a run's training is done."""
+    try:
+        return float((folder / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def close_run(folder: Path) -> None:
+    """Mark a run as done, once its result is stored elsewhere: a job that is still queued for it finds no work."""
+    for name in (RUN, RESULT, PROGRESS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def execute(folder: Path) -> None:
+    """Carry out a run and write its result into its folder, unless it is there."""
+    if not (folder / RUN).exists():
+        return
+    run = read_run(folder)
+    try:
+        # A job left over from a killed owner may be at it: then we wait, and find the run done.
+        with run_lock(run):
+            if (folder / RUN).exists() and not (folder / RESULT).exists():
+                components, test = resize_once(*prepare(run))
+                seconds = _train_or_resume(run, components, folder)
+                write_files(folder, {RESULT: to_json(measure(run, components, test, seconds, folder).to_dict())})
+    except UserError as error:
+        raise UserError(f"{run}: {error}") from error
+
+
+@contextmanager
+def run_lock(run: Run, blocking: bool = True) -> Iterator[None]:
+    """Hold a training's folder against other processes; raises `filelock.Timeout` if another has it."""
+    folder = Path(run.config.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(folder / LOCK).acquire(timeout=-1 if blocking else 0, poll_interval=0.2)
+    except (NotImplementedError, OSError) as error:
+        raise error if isinstance(error, TimeoutError) else no_locks(folder, error) from error
+    with lock:
+        yield
+
+
+def no_locks(folder: Path, error: Exception) -> UserError:
+    """What to say where a file cannot be locked."""
+    return UserError(f"files in {folder} cannot be locked ({error}): give an --out on a file system with locks")
+
+
+def prepare(run: Run) -> tuple[RunComponents, ImageSet]:
+    """Components whose validation images are cut from the training images, and the test images.
+
+    So nothing is ever chosen or fitted on test images, whether or not the data has a split of its own for them.
+    """
+    components = build(run.config)
+    test = components.val
+    if run.held_out:
+        kept, held = stratified_split(components.train.labels, run.held_out, run.config.seed)
+        components = replace(components, train=components.train.select(kept), val=components.train.select(held))
+    check_batches(run.config, components, 1)
+    return components, test
+
+
+def resize_once(components: RunComponents, test: ImageSet) -> tuple[RunComponents, ImageSet]:
+    """Resize small sets once and not in every epoch, where that gives the very same pixels."""
+    transform = components.eval_transform
+    corrupted = components.corrupt_train or components.corrupt_eval
+    if corrupted or not components.train_transform.keeps((transform.size, transform.size)):
+        return components, test
+
+    def resize(images: ImageSet) -> ImageSet:
+        if not is_small(images):
+            return images
+        try:
+            small = np.stack([np.asarray(transform.prepare(images.load(i))) for i in range(len(images))])
+        except UnreadableImageError:
+            return images  # the loader knows what to do about those
+        return ArraySet(small, images.labels, images.class_names, channels=transform.channels, origin=images)
+
+    return replace(components, train=resize(components.train), val=resize(components.val)), resize(test)
+
+
+# Training
+
+
+def _train_or_resume(run: Run, components: RunComponents, folder: Path) -> float | None:
+    """Train or resume, unless that is done; seconds, unless it was resumed."""
+    training = Path(run.config.out)
+    if (training / TRAINED).exists():
+        seconds: float | None = read_json(training / TRAINED, "delete it; the training is then finished again")
+        return seconds
+    resumed = has_state(training)
+    begun = time.monotonic()
+    if run.config.run.devices == 1:
+        _train(run, components, folder)
+    else:
+        _train_in_processes(run, folder)
+    seconds = None if resumed else time.monotonic() - begun
+    write_files(training, {TRAINED: to_json(seconds)})
+    for path in ((training / STATE).parent, training / BEST):  # only a resumed training needs them
+        shutil.rmtree(path, ignore_errors=True)
+    return seconds
+
+
+def _train(run: Run, components: RunComponents, folder: Path) -> None:
+    with open(Path(run.config.out) / LOG, "a", encoding="utf-8") as log:
+        console = Console(file=log, soft_wrap=True)
+        train(_logged(run, components), components=components, on_step=_progress_writer(folder), console=console)
+
+
+def _logged(run: Run, components: RunComponents) -> TrainConfig:
+    """Log every step of a short training: enough to tell whether its loss was still falling at the end."""
+    config = run.config
+    if config.epochs * len(components.train) > SHORT * config.batch_size:
+        return config
+    return replace(config, run=replace(config.run, log_seconds=0.0))
+
+
+def _progress_writer(folder: Path) -> OnStep:
+    """Write the share of the steps that is done, once per second at most."""
+    written = -math.inf
+
+    def on_step(done: int, total: int) -> None:
+        nonlocal written
+        if time.monotonic() - written >= 1:
+            write_files(folder, {PROGRESS: f"{done / total:.5f}"})
+            written = time.monotonic()
+
+    return on_step
+
+
+def _train_in_processes(run: Run, folder: Path) -> None:
+    """One process per device, through torchrun."""
+    training = Path(run.config.out)
+    (training / ERROR).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={run.config.run.devices}", "-m", __spec__.name, str(folder)]
+    with (
+        open(training / LOG, "a", encoding="utf-8") as log,
+        # In a session of their own: Ctrl-C reaches them once, through us. The pipe ends when we do.
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        ) as processes,
+    ):
+        try:
+            code = processes.wait()
+        except BaseException:
+            processes.terminate()  # torchrun passes it on: the training is saved
+            raise
+    if (training / ERROR).exists():
+        raise UserError((training / ERROR).read_text(encoding="utf-8"))
+    if code:
+        raise UserError(f"the training ended with exit code {code}: see {training / LOG}")
+
+
+def main(folder: Path) -> int:
+    """One of several processes that train a run."""
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    run = read_run(folder)
+    first = os.environ["RANK"] == "0"
+    try:
+        components, _ = resize_once(*prepare(run))
+        on_step = _progress_writer(folder) if first else None
+        train(_logged(run, components), components=components, on_step=on_step)
+    except UserError as error:
+        if first:
+            write_files(run.config.out, {ERROR: str(error)})
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _stop_with_parent() -> None:
+    """Standard input ends when the process that started torchrun is gone: then save and stop."""
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,328 @@
+"""What is compared: methods under conditions, with several seeds, each network sampled in one or several ways."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache, cached_property, partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import yaml
+
+from didicm.classifier import Sampler
+from didicm.data import Corruptions
+from didicm.errors import UserError, did_you_mean, reason
+from didicm.settings import (
+    Fraction,
+    Natural,
+    Range,
+    Settings,
+    TrainConfig,
+    coerce,
+    flatten,
+    load_recipe,
+    override,
+)
+
+# How the table is laid out: methods by condition; as in the paper, over levels of uncertainty, model sizes or
+# sampling steps; or one column per metric.
+Layout: TypeAlias = Literal["comparison", "uncertainty", "sizes", "steps", "metrics"]
+
+T = TypeVar("T")
+
+STUDIES = Path(__file__).with_name("studies")
+PUBLISHED = "published.yaml"
+MEASURED, PICTURES = "measured", "pictures.safetensors"  # folder of a study, with one per run, and a file in that
+ONE_CALL = "1 call"  # name of the sampler that asks the network once
+
+
+@dataclass(frozen=True)
+class Condition(Settings):
+    """How much the images tell."""
+
+    resolution: Natural | None = None  # pixels that the network sees; None for the recipe's size
+    fraction: Fraction = 1.0  # of the training images
+    corruption: str | None = None  # of training and test images, such as noise:3
+
+    def __str__(self) -> str:
+        parts = [f"{self.resolution} px" if self.resolution else "", f"{100 * self.fraction:g} % of the images"]
+        return ", ".join(filter(None, [*parts, self.corruption]))
+
+
+@dataclass(frozen=True)
+class Method(Settings):
+    """One of the classifiers that are compared."""
+
+    name: str  # such as standard or DiDiCM-CP
+    variant: str = (
+        ""  # tells methods of one name apart; baselines of the same variant are what it is compared with
+    )
+    size: str = ""  # of the network, its place in layout `sizes`
+    recipe: str | None = None  # if another than the study's
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by dotted names of TrainConfig
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, [self.line, self.size]))
+
+    @property
+    def line(self) -> str:
+        """Name without the size."""
+        return ", ".join(filter(None, [self.name, self.variant]))
+
+    @property
+    def baseline(self) -> bool:
+        """Whether it is a standard classifier."""
+        return self.settings.get("method") == "standard"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Method":
+        """Read a method; what is none of its own fields is a setting of the training."""
+        own = {key: values[key] for key in ("name", "variant", "size", "recipe") if key in values}
+        if "size" in own:
+            own["size"] = str(own["size"])  # to YAML, 18 is a number
+        rest = {key: value for key, value in values.items() if key not in (*own, "settings")}
+        return _make(cls, {**own, "settings": {**values.get("settings", {}), **rest}})
+
+
+@dataclass(frozen=True)
+class SamplerSpec(Settings):
+    """One way to draw a posterior from a trained network."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler
+    stored: bool = True  # whether its posteriors are kept, or only its metrics
+    group: str = ""  # what it shares with samplers that differ in steps or chains alone
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a study, and how its network is sampled."""
+
+    method: Method
+    condition: Condition
+    seed: int
+    config: TrainConfig
+    samplers: tuple[
+        SamplerSpec, ...
+    ] = ()  # of a diffusion classifier, the main one first; none for the usual ones
+    held_out: float = 0.1  # share of the training images kept for the temperature; 0 for no temperature
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.condition}, seed {self.seed}"
+
+    @cached_property
+    def key(self) -> str:
+        """A name that is the same for the same training, and fit for a file."""
+        # How a training is carried out is no part of what it is, but for its precision.
+        values = {k: v for k, v in flatten(self.config).items() if k != "out" and not k.startswith("run.")}
+        values |= {"held_out": self.held_out, "precision": self.config.run.precision}
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+        condition = self.condition
+        where = f"{condition.resolution or 'own'}px-{condition.fraction:g}_{condition.corruption or 'none'}"
+        name = f"{values['method']}-{values['model']}_{where}_seed{self.seed}_{digest}"
+        return re.sub(r"[^A-Za-z0-9._+-]", "-", name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "config": flatten(self.config)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Run":
+        """Read what `to_dict` gave."""
+        own = {**values, "method": Method(**values["method"]), "condition": Condition(**values["condition"])}
+        own["samplers"] = tuple(SamplerSpec(**entry) for entry in values["samplers"])
+        return cls(**{**own, "config": override(TrainConfig(), values["config"])})
+
+
+@dataclass(frozen=True)
+class Study(Settings):
+    """A grid of trainings with a question.
+
+    Args:
+        conditions: given as a list, or as the product of `resolutions`, `fractions` and `corruptions`
+        published: the paper's table to print beside ours
+        data: where the images are; none means that the user has to say it
+        recipe: settings that all methods start from
+        settings: of all trainings, by dotted names
+        by_fraction: settings for a fraction of the training images, such as more epochs where there are fewer
+        samplers: of DiDiCM's networks, the main one first
+        held_out: share of the training images that is kept for the temperature; 0 means no temperature
+        note: what a reader of the report should know
+    """
+
+    name: str
+    title: str
+    question: str
+    layout: Layout
+    methods: tuple[Method, ...]
+    conditions: tuple[Condition, ...] = (Condition(),)
+    published: str | None = None
+    data: str | None = None
+    recipe: str = "small"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    by_fraction: Mapping[float, Mapping[str, Any]] = field(default_factory=dict)
+    samplers: tuple[SamplerSpec, ...] = ()
+    seeds: Natural = 3
+    held_out: Annotated[float, Range(0, 1)] = 0.1
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for wrong, message in _mistakes(self):
+            if wrong:
+                raise UserError(message)
+
+    def runs(self, data: str, seeds: int, settings: Mapping[str, Any] | None = None) -> list[Run]:
+        """All trainings, seed by seed, so that an early look shows the whole table.
+
+        `settings` are the user's: they override recipes and the study, but not what makes a method.
+        """
+        return [
+            Run(method, condition, seed, config, self.samplers, self.held_out)
+            for seed, condition, method in product(range(seeds), self.conditions, self.methods)
+            for config in [self._config(method, condition, {**(settings or {}), "data": data}, seed)]
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, kept with the results; `make_study` reads them."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def _config(self, method: Method, condition: Condition, settings: Mapping[str, Any], seed: int) -> TrainConfig:
+        """Settings of one training: the method's recipe, changed by the weakest wish first."""
+        own: dict[str, Any] = {**method.settings, "seed": seed, "fraction": condition.fraction}
+        if condition.resolution is not None:
+            own["image.size"] = condition.resolution
+        if condition.corruption is not None:
+            own |= {"corrupt_train": condition.corruption, "corrupt_eval": condition.corruption}
+        recipe = load_recipe(method.recipe or self.recipe, method.settings.get("method", "diffusion"))
+        config = override(recipe, self.settings, self.by_fraction.get(condition.fraction, {}), settings, own)
+        # One of many trainings: nobody looks at its curve, and only its end counts.
+        devices = 1 if config.run.devices == "auto" else config.run.devices
+        run = replace(config.run, devices=devices, nodes=1, strategy="auto", tensorboard=False, wandb=None)
+        return replace(config, run=replace(run, validate_epochs=config.epochs))
+
+
+def list_studies() -> list[str]:
+    """Names of the studies that ship."""
+    return sorted(path.stem for path in STUDIES.glob("*.yaml") if path.name != PUBLISHED)
+
+
+def load_study(name: str) -> Study:
+    """A study that ships, or one of the user's own from a YAML file."""
+    path = STUDIES / f"{name}.yaml" if name in list_studies() else Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"there is no study and no YAML file {name!r}: {did_you_mean(name, list_studies())}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({reason(error)}): give a YAML file") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no study: it must have title, question, layout and methods")
+    return make_study({"name": path.stem, **content}, str(path))
+
+
+def make_study(content: Mapping[str, Any], where: str) -> Study:
+    """A study from YAML or from `Study.to_dict`, every key and value checked: a mistake shows before the hours."""
+    values = dict(content)
+    axes = {name: values.pop(name) for name in ("resolutions", "fractions", "corruptions") if name in values}
+    curves = values.pop("curves", {})
+    try:
+        if axes:
+            values["conditions"] = _product(axes)
+        entries = tuple[Mapping[str, Any], ...]
+        for name, make in (("methods", Method.from_dict), ("conditions", partial(_make, Condition))):
+            if name in values:
+                values[name] = tuple(make(entry) for entry in coerce(values[name], entries, name))
+        values["samplers"] = _samplers(values.get("samplers", {}), curves)
+        return _make(Study, values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+@cache
+def published_tables() -> dict[str, Any]:
+    """The tables of the paper."""
+    tables: dict[str, Any] = yaml.safe_load((STUDIES / PUBLISHED).read_text(encoding="utf-8"))
+    return tables
+
+
+def _make(cls: type[T], values: Mapping[str, Any]) -> T:
+    """One of the dataclasses above from plain values; unknown and missing ones are told."""
+    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise UserError(f"there is no key {key!r}: {did_you_mean(str(key), known)}")
+    if missing := [key for key, needed in known.items() if needed and key not in values]:
+        raise UserError(f"{', '.join(missing)} must be given")
+    return cls(**values)
+
+
+def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
+    """Every combination, in the order of the paper's columns: fractions, and in them resolutions."""
+    kinds = {"resolutions": tuple[int | None, ...], "fractions": tuple[float, ...], "corruptions": tuple[str, ...]}
+    usual: dict[str, tuple[Any, ...]] = {"resolutions": (None,), "fractions": (1.0,), "corruptions": ("none",)}
+    given = {name: coerce(values, kinds[name], name) for name, values in axes.items()}
+    resolutions, fractions, corruptions = (usual | given).values()
+    return [
+        {"resolution": r, "fraction": f, "corruption": None if c == "none" else c}
+        for c, f, r in product(corruptions, fractions, resolutions)
+    ]
+
+
+def _samplers(given: Any, curves: Any) -> tuple[SamplerSpec, ...]:
+    """Samplers by name, then those that only make curves, expanded over steps and chains; or stored ones."""
+    if isinstance(given, (list, tuple)):
+        return tuple(_make(SamplerSpec, entry) for entry in given)
+    by_name = Mapping[str, Mapping[str, Any]]
+    tables = [s for name, own in coerce(given, by_name, "samplers").items() for s in _expand(name, own)]
+    known = {spec.name for spec in tables}
+    extra = [
+        s for name, own in coerce(curves, by_name, "curves").items() for s in _expand(name, own, stored=False)
+    ]
+    return (*tables, *(spec for spec in extra if spec.name not in known))
+
+
+def _expand(name: str, settings: Mapping[str, Any], stored: bool = True) -> Iterator[SamplerSpec]:
+    """One sampler for each number of steps and of chains; of several, only the first keeps its posteriors."""
+    listed = {key: settings[key] for key in ("steps", "chains") if isinstance(settings.get(key), list)}
+    for i, values in enumerate(product(*listed.values())):
+        own = dict(zip(listed, values, strict=True))
+        words = [f"{n} {unit if n != 1 else unit[:-1]}" for unit, n in own.items()]
+        yield SamplerSpec(", ".join([name, *words]), {**settings, **own}, stored and i == 0, name)
+
+
+def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
+    """What a study may not be, and how that is told."""
+    labels = [str(method) for method in study.methods]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    yield not labels, "methods is empty"
+    yield twice is not None, f"two methods are called {twice!r}: give one of them a variant"
+    yield study.held_out == 1, "held_out must be below 1, or no image is left to train on"
+    yield not study.conditions, "resolutions, fractions and corruptions need at least one entry each"
+    for condition in study.conditions:
+        if condition.corruption is not None:
+            Corruptions.parse(condition.corruption)
+    for spec in study.samplers:
+        override(Sampler(), spec.settings)
+    lost = [share for share in study.by_fraction if share not in [c.fraction for c in study.conditions]]
+    yield bool(lost), f"by_fraction has {lost}, which no condition has"
+    fitting = [name for name in published_tables() if (name == "tab:all_resnet") == (study.layout == "sizes")]
+    yield study.published not in (None, *fitting), f"published must be one of {', '.join(fitting)}"
+    stored = [spec for spec in study.samplers if spec.stored]
+    yield bool(study.samplers) and not stored, "curves need samplers beside them"
+    if study.layout == "sizes":
+        yield not all(method.size for method in study.methods), "with layout sizes every method needs a size"
+        yield (
+            len(study.conditions) > 1 or len(study.samplers) > 1,
+            "layout sizes takes one condition and one sampler",
+        )
+    if study.layout == "steps":
+        yield not study.samplers, "layout steps needs samplers"
+        yield len(study.conditions) > 1, "layout steps takes one condition"
+        yield any(method.baseline for method in study.methods), "layout steps is for DiDiCM"
+        timed = all("steps" in s.settings or s.settings.get("method") == "readout" for s in study.samplers)
+        yield not timed, "with layout steps every sampler needs steps"
