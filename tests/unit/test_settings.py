@@ -4,18 +4,8 @@ import pytest
 import yaml
 
 from didicm.errors import UserError
-from didicm.settings import (
-    Range,
-    TrainConfig,
-    coerce,
-    flatten,
-    load_recipe,
-    override,
-    read_yaml,
-    recipes,
-    setting_types,
-    to_yaml,
-)
+from didicm.settings import TrainConfig, load_recipe, read_yaml, recipes, to_yaml
+from didicm.values import Range, coerce, flatten, override, setting_types
 
 
 @pytest.mark.parametrize("method", ["diffusion", "standard"])

@@ -22,7 +22,7 @@ from didicm.evaluation.metrics import BINS
 from didicm.evaluation.stored import StoredModel, same_place
 from didicm.files import to_json, write_files
 from didicm.progress import ProgressDisplay
-from didicm.settings import Natural
+from didicm.values import Natural
 
 POSTERIORS, METRICS, CLASSES = "posteriors.safetensors", "metrics.json", "classes.json"
 MOST_CLASSES, WORST = 20, 10

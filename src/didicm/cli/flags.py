@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import yaml
 
 from didicm.errors import UserError, did_you_mean, reason
-from didicm.settings import coerce, describe, field_types, is_mapping, setting_types
+from didicm.values import coerce, describe, field_types, is_mapping, setting_types
 
 T = TypeVar("T")
 
@@ -142,11 +142,10 @@ def show_help(command: str, description: str, *options: type, positional: Sequen
 
 
 def help_of(cls: type) -> dict[str, str]:
-    """What the docstring's Args say of each setting, those inside other dataclasses by dotted name."""
-    text = textwrap.dedent((cls.__doc__ or "").partition("Args:")[2])
-    found = {
-        m[1]: " ".join(m[2].split()) for m in re.finditer(r"^ *(\w+): (.*(?:\n {6,}.*)*)", text, re.MULTILINE)
-    }
+    """What the Args of a class and its bases say of each setting, nested ones by dotted name."""
+    texts = [textwrap.dedent((base.__doc__ or "").partition("Args:\n")[2]) for base in cls.__mro__]
+    entries = re.finditer(r"^(\w+): (.*(?:\n +.*)*)", "\n".join(texts), re.MULTILINE)
+    found = {entry[1]: " ".join(entry[2].split()) for entry in entries}
     for name, kind in field_types(cls).items():
         if is_dataclass(kind):
             found |= {f"{name}.{key}": x for key, x in help_of(kind).items()}  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from didicm.cli.flags import parse
 from didicm.models import ScoreModel, cost, create_model, list_models
-from didicm.settings import Natural, Range
+from didicm.values import Natural, Range
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from didicm.evaluation.stored import StoredModel, open_model
-from didicm.settings import Count, Natural
+from didicm.values import Count, Natural
 
 WORKERS = min(4, os.cpu_count() or 1)
 

@@ -11,22 +11,13 @@ from rich.table import Table
 
 from didicm.cli.flags import read_flags, show_help
 from didicm.errors import UserError
-from didicm.settings import (
-    CHANGEABLE_ON_RESUME,
-    TrainConfig,
-    flatten,
-    load_recipe,
-    override,
-    read_yaml,
-    recipes,
-    setting_types,
-    to_yaml,
-)
+from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read_yaml, recipes, to_yaml
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric
 from didicm.training.loop import BEST, CONFIG, LAST, train
 from didicm.training.state import STATE, has_state, load_state
 from didicm.training.tracking import METRICS
+from didicm.values import flatten, override, setting_types
 
 
 @dataclass(frozen=True)

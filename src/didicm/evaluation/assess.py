@@ -13,6 +13,7 @@ from torch import Tensor
 from didicm.checkpoint import HUB
 from didicm.data import Corruptions, DataError, ImageSet, hold_out, open_data, stratified_split
 from didicm.errors import UserError
+from didicm.evaluation import run
 from didicm.evaluation.calibration import (
     Calibration,
     apply_temperature,
@@ -24,7 +25,6 @@ from didicm.evaluation.conformal import coverage, fit_aps, fit_lac, mean_size
 from didicm.evaluation.diagnostics import ClassRow, per_class
 from didicm.evaluation.intervals import bootstrap
 from didicm.evaluation.metrics import BINS, evaluate_probs
-from didicm.evaluation import run
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.models import cost
 

@@ -13,7 +13,8 @@ from didicm.checkpoint import HUB, Checkpoint, load, model_directory
 from didicm.classifier import Classifier, Sampler
 from didicm.data import EvalTransform, ImageSet, hold_out, open_data, relabel
 from didicm.errors import UserError
-from didicm.settings import TrainConfig, override, read_yaml
+from didicm.settings import TrainConfig, read_yaml
+from didicm.values import override
 
 CONFIG_YAML = "config.yaml"
 
