@@ -12,9 +12,9 @@ QUIET = 10.0  # seconds without a line, where there is no bar
 class ProgressDisplay:
     """Shows how much of `total` is done, in any unit; use it as a context."""
 
-    def __init__(self, console: Console, total: float, done: float = 0.0, *, seconds: float = QUIET) -> None:
+    def __init__(self, console: Console, total: float, done: int = 0, *, seconds: float = QUIET) -> None:
         self.console = console
-        self._total, self._start, self._done = total, done, done
+        self._total, self._start, self._done = total, float(done), float(done)
         self._began = self._last = time.monotonic()
         self._seconds = seconds
         self._bar: Progress | None = None

@@ -6,7 +6,6 @@ A settings class is a frozen dataclass; its fields may be other such classes, or
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -75,22 +74,18 @@ def flatten(config: Any) -> dict[str, Any]:
     return {name: plain(value) for name, value in _leaves(config).items()}
 
 
-@lru_cache
 def field_types(cls: type) -> dict[str, Any]:
     """Types of a dataclass's fields, with their ranges."""
     hints = get_type_hints(cls, include_extras=True)
     return {item.name: hints[item.name] for item in fields(cls)}
 
 
-@lru_cache
 def setting_types(cls: type) -> dict[str, Any]:
     """Types of all settings of a dataclass and those inside it, by dotted name."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, kind in field_types(cls).items():
-        inner = (
-            {f"{name}.{key}": x for key, x in setting_types(kind).items()} if is_dataclass(kind) else {name: kind}
-        )
-        found |= inner
+        nested = isinstance(kind, type) and is_dataclass(kind)
+        found |= {f"{name}.{key}": x for key, x in setting_types(kind).items()} if nested else {name: kind}
     return found
 
 
@@ -138,7 +133,9 @@ def _leaves(config: Any) -> dict[str, Any]:
 
 def _rebuilt(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     made = {
-        name: _rebuilt(kind, values, f"{prefix}{name}.") if is_dataclass(kind) else values[prefix + name]
+        name: _rebuilt(kind, values, f"{prefix}{name}.")
+        if isinstance(kind, type) and is_dataclass(kind)
+        else values[prefix + name]
         for name, kind in field_types(cls).items()
     }
     try:
@@ -171,7 +168,7 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
         if value not in parts[1]:
             raise UserError(f"{name} must be {parts[1]}, got {value:g}")
         return value
-    if kind is Any or (is_dataclass(kind) and isinstance(value, kind)):
+    if kind is Any or (isinstance(kind, type) and is_dataclass(kind) and isinstance(value, kind)):
         return value
     if origin is Literal and value in parts and not isinstance(value, bool):
         return value

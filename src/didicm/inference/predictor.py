@@ -1,7 +1,6 @@
 """From images to predictions, with all that is stored beside a model: classes, transform, calibration."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias, overload
@@ -77,14 +76,18 @@ class Predictor:
     def __call__(self, images: Picture, *, trajectory: bool = ..., batch_size: int = ...) -> Prediction: ...
     @overload
     def __call__(
-        self, images: Sequence[Picture], *, trajectory: bool = ..., batch_size: int = ...
+        self, images: list[Picture] | tuple[Picture, ...], *, trajectory: bool = ..., batch_size: int = ...
     ) -> list[Prediction]: ...
     def __call__(
-        self, images: Picture | Sequence[Picture], *, trajectory: bool = False, batch_size: int = 32
+        self,
+        images: Picture | list[Picture] | tuple[Picture, ...],
+        *,
+        trajectory: bool = False,
+        batch_size: int = 32,
     ) -> Prediction | list[Prediction]:
         """Predict one image, or a list of them: paths, files, bytes, PIL images, or 8-bit pixels."""
         if not isinstance(images, (list, tuple)):
-            return self([images], trajectory=trajectory)[0]  # type: ignore[list-item]
+            return self([images], trajectory=trajectory)[0]
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, got {batch_size}")
         predictions: list[Prediction] = []
@@ -171,11 +174,8 @@ def _tensor_pixels(image: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _array_image(image: np.ndarray[Any, Any]) -> Image.Image:
-    if (
-        image.dtype != np.uint8
-        or image.ndim not in (2, 3)
-        or (image.ndim == 3 and image.shape[2] not in (1, 3, 4))
-    ):
+    channels = image.shape[2] if image.ndim == 3 else 1
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4):
         raise UserError(
             f"an array must be 8-bit pixels of shape (H, W), (H, W, 3) or (H, W, 4), got {image.dtype} of shape "
             f"{image.shape}: convert it, or give a list of such images"

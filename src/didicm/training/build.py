@@ -98,10 +98,10 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int) -> Cl
 def check_optimizer(config: TrainConfig) -> None:
     """Refuse an optimiser that timm does not have, and what does not go with split weights."""
     name = config.optimizer.name.lower()
-    if name.removeprefix("lookahead_") not in list_optimizers():
+    known = [str(optimizer) for optimizer in list_optimizers()]
+    if name.removeprefix("lookahead_") not in known:
         raise UserError(
-            f"optimizer.name {config.optimizer.name!r} is none of timm's optimisers: "
-            f"{did_you_mean(name, list_optimizers())}"
+            f"optimizer.name {config.optimizer.name!r} is none of timm's optimisers: {did_you_mean(name, known)}"
         )
     if config.optimizer.ema is not None and is_sharded(config.run):
         raise UserError("optimizer.ema does not go with fsdp, which splits the weights: leave one of them out")

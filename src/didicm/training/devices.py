@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -48,8 +48,8 @@ def agree(fabric: Fabric, *wishes: bool) -> list[bool]:
     """What any process wishes, all do: their clocks and signals differ, but saving needs all of them."""
     if fabric.world_size == 1:
         return list(wishes)
-    votes = torch.tensor([float(wish) for wish in wishes], device=fabric.device)
-    return [vote > 0 for vote in fabric.all_reduce(votes, reduce_op="max").tolist()]
+    votes = _reduce_max(fabric, torch.tensor([float(wish) for wish in wishes], device=fabric.device))
+    return [vote > 0 for vote in votes.tolist()]
 
 
 def gather(state: Any) -> Any:
@@ -65,10 +65,10 @@ def gather_rows(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, 
     """Join the rows of all processes, whose number may differ by one."""
     if fabric.world_size > 1:
         probs, labels = probs.to(fabric.device), labels.to(fabric.device)
-        longest = int(fabric.all_reduce(torch.tensor(float(len(labels)), device=labels.device), reduce_op="max"))
-        pad = longest - len(labels)
-        labels = fabric.all_gather(nn.functional.pad(labels, (0, pad), value=-1)).flatten()
-        probs = fabric.all_gather(nn.functional.pad(probs, (0, 0, 0, pad))).flatten(0, 1)
+        longest = _reduce_max(fabric, torch.tensor(float(len(labels)), device=labels.device))
+        pad = int(longest) - len(labels)
+        labels = _all_gather(fabric, nn.functional.pad(labels, (0, pad), value=-1)).flatten()
+        probs = _all_gather(fabric, nn.functional.pad(probs, (0, 0, 0, pad))).flatten(0, 1)
         probs, labels = probs[labels >= 0], labels[labels >= 0]
     return probs.cpu(), labels.cpu()
 
@@ -78,6 +78,14 @@ def scatter(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     split = {i: {name: _like(x, parameters[i]) for name, x in own.items()} for i, own in state["state"].items()}
     return {**state, "state": split}
+
+
+def _reduce_max(fabric: Fabric, x: Tensor) -> Tensor:
+    return cast(Tensor, fabric.all_reduce(x, reduce_op="max"))
+
+
+def _all_gather(fabric: Fabric, x: Tensor) -> Tensor:
+    return cast(Tensor, fabric.all_gather(x))
 
 
 def _like(x: Any, parameter: Tensor) -> Any:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -65,11 +65,12 @@ def train(
     optimizer_state = state.restore(folder) if resumed else None
     progress, classifier = state.progress, state.classifier
     loss_module = Loss(classifier)
-    module = fabric.setup_module(torch.compile(loss_module) if config.run.compile else loss_module)
+    compiled = cast(nn.Module, torch.compile(loss_module)) if config.run.compile else loss_module
+    module = fabric.setup_module(compiled)
     plain_optimizer = _optimizer(config, classifier.model)  # after the module: a sharded one has other parameters
     if optimizer_state is not None:
         plain_optimizer.load_state_dict(scatter(optimizer_state, plain_optimizer))
-    optimizer = fabric.setup_optimizers(plain_optimizer)
+    optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(plain_optimizer))
     scheduler = _scheduler(config, plain_optimizer, steps_per_epoch, total_steps)
     if fabric.is_global_zero:
         write_files(folder, {CONFIG: to_yaml(config)})

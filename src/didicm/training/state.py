@@ -53,7 +53,7 @@ class TrainState:
     def make(cls, config: TrainConfig, classifier: Classifier, fabric: Fabric) -> "TrainState":
         """The state before the first step."""
         if fabric.world_size > 1 and fabric.device.type == "cuda":
-            classifier = nn.SyncBatchNorm.convert_sync_batchnorm(classifier)
+            classifier = nn.SyncBatchNorm.convert_sync_batchnorm(classifier)  # type: ignore[no-untyped-call]
         ema = None
         if config.optimizer.ema is not None:
             # Warm-up: at first the average follows the weights, or a short run would keep its random start.

@@ -126,12 +126,12 @@ def _tensorboard(folder: Path) -> Writer:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise UserError("run.tensorboard needs TensorBoard: pip install 'didicm[tensorboard]'") from error
-    writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
-            writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        writer.flush()  # type: ignore[no-untyped-call]
+            writer.add_scalar(name, value, step)
+        writer.flush()
 
     return write
 
