@@ -7,9 +7,18 @@ import torch.multiprocessing as mp
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from didicm import DiffusionClassifier, Sampler, StandardClassifier, UniformProcess, create_model
+from didicm import (
+    DiffusionClassifier,
+    Ensemble,
+    Sampler,
+    StandardClassifier,
+    UniformProcess,
+    UserError,
+    create_model,
+)
 from didicm.classifier import Loss
 from didicm.diffusion import Geometric
+from didicm.models import cost
 
 SMALL = {"num_classes": 5, "width": 0.125, "stem": "tiny"}
 
@@ -175,7 +184,7 @@ def test_several_draws_are_the_mean_of_single_ones():
     assert several.std() < single.std()
 
 
-def test_labels_drawn_freely_leave_the_mean_and_lower_the_spread():
+def test_importance_sampled_labels_leave_the_mean_and_lower_the_spread():
     image, target = batch()
     paper, free = diffusion().eval(), diffusion(label_proposal=0.5).eval()
     torch.manual_seed(0)
@@ -212,13 +221,97 @@ def test_binary_cross_entropy_reads_each_sigmoid_as_a_probability():
 
 
 def test_the_marginal_objective_uses_the_process_it_is_given():
-    plain = create_model("didirn8_baseline", **SMALL)
+    model = create_model("didirn8_baseline", **SMALL)
     image, target = batch()
     losses = []
     for schedule in ({}, {"process": UniformProcess(5, Geometric())}):
         torch.manual_seed(0)
-        losses.append(StandardClassifier(copy.deepcopy(plain), "marginal", **schedule).loss(image, target))
+        losses.append(StandardClassifier(copy.deepcopy(model), "marginal", **schedule).loss(image, target))
     assert not torch.allclose(*losses)
+
+
+def test_a_sampler_is_known_by_what_its_method_reads():
+    assert Sampler(seed=3).identity() == {
+        "method": "cp",
+        "steps": 8,
+        "solver": "exact",
+        "score_time": "midpoint",
+        "select": "argmin",
+    }
+    assert Sampler("readout", time=0.3).identity() == {"method": "readout", "time": 0.3}
+    assert Sampler("cl", chains=3).identity().keys() == {
+        "method",
+        "steps",
+        "solver",
+        "score_time",
+        "chains",
+        "average",
+    }
+    assert Sampler().changed(method="cl", chains=4, seed=1) == Sampler("cl", chains=4, seed=1)
+    assert Sampler("readout").changed(seed=1).seed == 1  # a seed is anybody's
+
+
+def test_an_ensemble_is_the_mean_of_its_members():
+    members, (image, target) = [diffusion().eval(), backbone().eval(), diffusion().eval()], batch()
+    torch.nn.init.normal_(members[2].model.fc.weight)
+    ensemble = Ensemble(members).eval()
+    expected = sum(member(image) for member in members) / 3
+    assert torch.allclose(ensemble(image), expected, atol=1e-6)
+    assert ensemble.posterior(image).nfe == 24
+    assert ensemble.posterior(image, method="readout").nfe == 3
+    assert ensemble.sampler == Sampler()
+    assert ensemble.num_classes == 5
+    price, each = cost(ensemble.model, 16), [cost(member.model, 16) for member in members]
+    assert price.parameters == sum(x.parameters for x in each)
+    assert abs(price.total(24) - sum(x.total(8) for x in each)) < 24  # calls are shared in whole multiply-adds
+    assert sum(p.numel() for p in ensemble.parameters()) == price.parameters
+    assert not Ensemble([standard(), standard()]).train().eval().members[0].model.training
+    with pytest.raises(UserError, match="train its members"):
+        ensemble.loss(image, target)
+    with pytest.raises(UserError, match="no trajectory of its own"):
+        ensemble.posterior(image, callback=print)
+    with pytest.raises(UserError, match="leave out steps"):
+        Ensemble([diffusion(), standard()]).posterior(image, steps=2)
+
+
+def test_members_that_sample_differently_have_no_common_sampler():
+    ensemble, (image, _) = Ensemble([diffusion().eval(), standard().eval()]), batch()
+    assert ensemble.sampler is None
+    assert ensemble.posterior(image).nfe == 9
+    assert Ensemble([ensemble, standard()]).posterior(image).nfe == 10
+
+
+class OwnScore(torch.nn.Module):
+    """The least that a score network of one's own has to be."""
+
+    num_classes = 5
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3 * 16 * 16 + 1, 5)
+
+    def encode(self, image):
+        return image.flatten(1)
+
+    def score(self, features, label, total):
+        outputs = self.fc(torch.cat([features, total.unsqueeze(-1)], -1))
+        return outputs - outputs.gather(-1, label.unsqueeze(-1))
+
+
+def test_networks_of_ones_own_are_welcome():
+    image, target = batch()
+    own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 5))
+    own.num_classes = 5
+    for classifier in (DiffusionClassifier(OwnScore(), draws_per_image=2), StandardClassifier(own, "marginal")):
+        classifier.loss(image, target).backward()
+        assert torch.allclose(classifier(image).sum(-1), torch.ones(4))
+    with pytest.raises(UserError, match="Linear does not answer encode and score"):
+        DiffusionClassifier(torch.nn.Linear(3, 5))
+    with pytest.raises(UserError, match="Linear does not say how many classes it has: set its num_classes"):
+        StandardClassifier(torch.nn.Linear(3, 5))
+    own.num_classes = 6
+    with pytest.raises(ValueError, match=r"logits of shape \(4, 5\) for 4 images and 6 classes"):
+        StandardClassifier(own)(image)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +321,25 @@ def test_the_marginal_objective_uses_the_process_it_is_given():
         (lambda: DiffusionClassifier(create_model("didirn8", **SMALL), UniformProcess(6)), "5 classes .* 6"),
         (lambda: diffusion(draws_per_image=0), "draws_per_image must be at least 1"),
         (lambda: diffusion(label_proposal=1.0), "label_proposal must lie in"),
-        (lambda: diffusion(sampler=Sampler("ddim"))(batch()[0]), "method must be one of cp, cl, readout"),
-        (lambda: standard().posterior(batch()[0], steps=4), "no sampler, so no steps"),
+        (lambda: Ensemble([]), "needs members"),
+        (lambda: Ensemble([diffusion(), DiffusionClassifier(create_model("didirn8"))]), "same ones"),
+        (lambda: Sampler("ddim"), "method must be one of cp, cl, readout"),
+        (lambda: Sampler(solver="heun"), "solver must be one of exact, euler, official"),
+        (lambda: Sampler(score_time="end"), "score_time must be one of start, midpoint"),
+        (lambda: Sampler(select="best"), "select must be one of argmin, argmax, sample"),
+        (lambda: Sampler(average="mean"), "average must be one of probs, one-hot"),
+        (lambda: Sampler(steps=0), "steps must be at least 1, got 0"),
+        (lambda: Sampler(chains=2.0), "chains must be a whole number, got 2.0"),
+        (lambda: Sampler(seed="1"), "seed must be a whole number, got '1'"),
+        (lambda: Sampler(time=0), r"time must lie in \(0, 1\], got 0"),
+        (lambda: Sampler().changed(chains=3), "sampler cp has no chains: leave it out or choose sampler cl"),
+        (lambda: Sampler("cl").changed(select="sample"), "sampler cl has no select: .* choose sampler cp"),
+        (lambda: Sampler().changed(method="readout", steps=3), "sampler readout has no steps: .* cp or cl"),
+        (lambda: Sampler().changed(step=3), "a sampler has no setting 'step': did you mean steps"),
+        (lambda: Sampler().changed(method="ddim", steps=3), "method must be one of"),
+        (lambda: diffusion().posterior(batch()[0], chains=2), "sampler cp has no chains"),
+        (lambda: standard().posterior(batch()[0], method="cl"), "leave out sampler"),
+        (lambda: standard().posterior(batch()[0], steps=4), "has no sampler to set: leave out steps"),
         (
             lambda: StandardClassifier(create_model("didirn8_baseline", **SMALL), process=UniformProcess(5)),
             "for objective 'marginal'",

@@ -3,7 +3,15 @@ import torch
 from benchmarks.networks import randomise_statistics
 from torch import nn
 
-from didicm import DiffusionClassifier, StandardClassifier, UserError, create_model, optimize_for_inference, save
+from didicm import (
+    DiffusionClassifier,
+    Ensemble,
+    StandardClassifier,
+    UserError,
+    create_model,
+    optimize_for_inference,
+    save,
+)
 from didicm.inference.winograd import WinogradConv2d
 
 SMALL = {"num_classes": 5, "width": 0.25}
@@ -11,8 +19,9 @@ CLASSIFIERS = {
     "paper": lambda: DiffusionClassifier(create_model("didirn18", **SMALL)),
     "official": lambda: DiffusionClassifier(create_model("didirn18", layout="official", **SMALL)),
     "bottleneck": lambda: DiffusionClassifier(create_model("didirn50", **SMALL)),
-    "plain": lambda: StandardClassifier(create_model("didirn18_baseline", **SMALL)),
+    "standard": lambda: StandardClassifier(create_model("didirn18_baseline", **SMALL)),
     "backbone": lambda: DiffusionClassifier(create_model("backbone_score", backbone="resnet10t", num_classes=5)),
+    "ensemble": lambda: Ensemble([CLASSIFIERS["paper"](), CLASSIFIERS["standard"]()]),
     "mobilenet": lambda: StandardClassifier(
         create_model("backbone_baseline", backbone="mobilenetv3_small_050", num_classes=5)
     ),
@@ -84,7 +93,8 @@ def test_a_network_that_cannot_be_folded_stays_as_it_is():
 
 
 def test_an_optimised_copy_is_not_for_saving(tmp_path):
-    fast = optimize_for_inference(CLASSIFIERS["plain"]())
-    with pytest.raises(UserError, match="optimised copies"):
-        save(fast, tmp_path)
+    fast = optimize_for_inference(CLASSIFIERS["standard"]())
+    for classifier in (fast, Ensemble([fast])):
+        with pytest.raises(UserError, match="optimised copies"):
+            save(classifier, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -7,10 +7,9 @@ from torch import nn
 
 import didicm
 from didicm.diffusion.sampling import index_features
-from didicm.models import ScoreModel, baseline_name, cost, create_model, list_models
+from didicm.models import Cost, ScoreModel, baseline_name, cost, create_model, list_models
 
 SCORES = [name for name in list_models() if not name.endswith("_baseline")]
-PLAIN = [name for name in list_models() if name.endswith("_baseline")]
 SMALL = {"num_classes": 7, "width": 0.125}
 VARIANTS = [
     ("didirn8", {**SMALL, "stem": "tiny"}),
@@ -68,19 +67,19 @@ def convolutions(model):
 
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("stem", ["resnet", "small", "tiny"])
-def test_the_baseline_name_differs_in_the_head_only(name, stem):
+def test_the_baseline_differs_in_the_head_only(name, stem):
     arguments = {} if name == "backbone_score" else {"stem": stem}
     with torch.device("meta"):
-        score, plain = create_model(name, **arguments), create_model(baseline_name(name), **arguments)
-    assert convolutions(score) == convolutions(plain)
+        score, baseline = create_model(name, **arguments), create_model(baseline_name(name), **arguments)
+    assert convolutions(score) == convolutions(baseline)
     for size in (64, 224):
-        assert math.isclose(cost(score, size).total(1), cost(plain, size).total(1), rel_tol=0.03)
+        assert math.isclose(cost(score, size).total(1), cost(baseline, size).total(1), rel_tol=0.03)
 
 
 def test_the_official_stem_costs_nearly_four_times_the_resnet():
     with torch.device("meta"):
-        official, plain = create_model("didirn50", layout="official"), create_model("didirn50_baseline")
-    assert 3.5 < cost(official, 224).total(1) / cost(plain, 224).total(1) < 4
+        official, baseline = create_model("didirn50", layout="official"), create_model("didirn50_baseline")
+    assert 3.5 < cost(official, 224).total(1) / cost(baseline, 224).total(1) < 4
 
 
 @variants
@@ -201,7 +200,7 @@ def test_a_frozen_backbone_does_not_move():
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
-        ("didirn19", {}, "unknown model 'didirn19': choose one of didirn8"),
+        ("didirn19", {}, "unknown model 'didirn19': did you mean didirn1"),
         ("didirn18", {"depth": 3}, "no argument 'depth': it takes"),
         ("didirn18", {"architecture": 3}, "no argument 'architecture'"),
         ("didirn18", {"stem": "big"}, "stem must be one of resnet, small, tiny"),
@@ -223,3 +222,18 @@ def test_small_trunks_are_small():
     assert price.parameters < 200_000
     assert price.total(1) < 30e6
     assert price.total(8) == price.per_image + 8 * price.per_call
+
+
+def test_a_network_of_ones_own_has_a_cost():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3 * 8 * 8, 5)
+
+        def encode(self, image):
+            return image.flatten(1)
+
+        def score(self, features, label, total):
+            return self.fc(features)
+
+    assert cost(Own(), 8) == Cost(parameters=965, per_image=0, per_call=960)
