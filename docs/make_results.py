@@ -4,90 +4,73 @@ python docs/make_results.py            make the page again
 python docs/make_results.py studies    first take over the results of studies that were run there
 """
 
-import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from didicm.experiments import main_table, rows_of
-from didicm.experiments.definition import Study, make_study, studies
-from didicm.experiments.plan import PLAN
-from didicm.experiments.results import RESULTS
-from didicm.report.drawing import CAPTIONS, draw_panels
-from didicm.report.html import SPREAD
-from didicm.report.panel import our_panel, panel_table, published_panel
-from didicm.report.records import Row
-from didicm.report.style import styled
-from didicm.report.verdict import study_verdict
+from didicm.experiments.results import RESULTS, RunResult, append_result, read_plan, read_results, write_plan
+from didicm.experiments.spec import Study, list_studies
+from didicm.files import write_files
+from didicm.report.html import draw_numbers, make_tables
+from didicm.report.panels import our_panel, published_panel
+from didicm.report.records import Row, rows_of
+from didicm.report.verdict import verdict
 
 FOLDER = Path(__file__).parent / "results"
+ORDER = ("main", "selection", "efficiency", "sizes", "solvers", "schedules", "objectives")
 HEAD = """# Results
 
-What the studies in `didicm.studies` gave, on the images that ship with the package. This page is generated from
+What the studies that ship with the package gave, on the images that ship with it. This page is generated from
 the results stored beside it, the published numbers from the tables of the paper. They are not comparable as they
 stand: ImageNet has a hundred times the classes and six hundred times the images. What can be compared is who is
-ahead, and whether the lead grows where images tell less.
+ahead, and whether the lead grows where images are less informative.
 """
 
 
 def take_over(source: Path) -> None:
     """Keep the results of every study that was run, without what only makes sense on the machine it was run on."""
-    for name in studies():
-        if not (source / name / RESULTS).is_file():
-            continue
-        plan = json.loads((source / name / PLAN).read_text(encoding="utf-8"))
-        records = [json.loads(line) for line in (source / name / RESULTS).read_text(encoding="utf-8").splitlines()]
-        records.sort(key=lambda record: record["key"])
-        (FOLDER / f"{name}.json").write_text(
-            json.dumps({"study": plan["study"]}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
-        (FOLDER / f"{name}.jsonl").write_text(
-            "".join(json.dumps(_rounded(record), ensure_ascii=False) + "\n" for record in records),
-            encoding="utf-8",
-        )
+    for name in list_studies():
+        plan = read_plan(source / name)
+        if plan is not None and (results := read_results(source / name)):
+            write_plan(FOLDER / name, replace(plan, command=f"didicm study {name}"))
+            (FOLDER / name / RESULTS).unlink(missing_ok=True)
+            for result in sorted(results, key=lambda result: result.key):
+                append_result(FOLDER / name, RunResult.from_dict(_rounded(result.to_dict())))
 
 
 def write_page(folder: Path = FOLDER) -> str:
     """The page as text; the figures are written beside the results."""
     parts = [HEAD]
-    for path in sorted(folder.glob("*.json"), key=lambda path: _order(path.stem)):
-        study = make_study(json.loads(path.read_text(encoding="utf-8"))["study"], str(path))
-        lines = path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-        rows = rows_of(json.loads(line) for line in lines)
-        rows.sort(key=lambda row: list(study.contestants).index(row.method))
-        parts.append(write_study(study, rows, folder))
+    for path in sorted(folder.iterdir(), key=lambda path: ORDER.index(path.name.rpartition("-")[0])):
+        if plan := read_plan(path):
+            parts.append(_write_study(plan.study, rows_of(read_results(path), plan.study), path))
     return "\n".join(parts)
 
 
-def write_study(study: Study, rows: list[Row], folder: Path) -> str:
+def _write_study(study: Study, rows: list[Row], folder: Path) -> str:
     """One study: its question, what came out, figures, tables, and how to run it again."""
     ours = our_panel(study, rows)
     published = published_panel(study.published) if study.published else None
+    figures = draw_numbers(study, ours, published, rows)
+    write_files(folder, {f"{figure.name}.{figure.kind}": figure.data for figure in figures})
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
-    parts += [f"{sentence}\n" for sentence in study_verdict(study, ours, published)]
-    with styled([row.method for row in rows]):
-        for figure in draw_panels(study, ours, published, rows):
-            file = folder / f"{study.name}-{figure.name}.svg"
-            file.write_bytes(figure.data)
-            parts += [f"![{CAPTIONS[figure.name][0]}](results/{file.name})", ""]
-    tables = [main_table(rows)] if study.layout == "metrics" else [panel_table(ours, study.layout, SPREAD)]
-    tables += [panel_table(published, study.layout)] if published else []
+    parts += [f"{sentence}\n" for sentence in verdict(study, rows, ours, published)]
+    for figure in figures:
+        parts += [f"![{figure.title}](results/{folder.name}/{figure.name}.{figure.kind})", ""]
+    tables = make_tables(study, ours, published, rows)
+    tables = tables[: -2 if len(tables) > 2 else -1]  # what stands in the study's layout
     parts += [table.to_markdown().replace("## ", "### ", 1) for table in tables]
-    parts += ["Run it again:", "", "```sh", f"didicm study {study.name}", "```", ""]
-    return "\n".join(parts)
+    return "\n".join([*parts, "Run it again:", "", "```sh", f"didicm study {study.name}", "```", ""])
 
 
-def _order(name: str) -> int:
-    names = ("main", "selection", "efficiency", "sizes", "solvers", "schedules", "objectives")
-    return names.index(name.rpartition("-")[0])
-
-
-def _rounded(value: object) -> object:
+def _rounded(value: Any) -> Any:
     """Numbers to six digits: more would be noise from the machine."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 if __name__ == "__main__":
