@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from didicm.experiments.spec import Condition, Method, Run
-from didicm.settings import TrainConfig, flatten, override
+from didicm.settings import TrainConfig
+from didicm.values import flatten, override
 
 OLD_PLAN = "plan.json"
 

@@ -68,7 +68,8 @@ def _draw_lines(
         shift = 0.0 if steps else 0.06 * (k - (len(lines) - 1) / 2)
         found = [(i, x) for i, x in enumerate(line.values[metric]) if x is not None]
         at = [steps[i] if steps else i + shift for i, _ in found]
-        _with_bars(plot, at, [x for _, x in found], metric, palette[_label(line)], _label(line), joined, gains)
+        values, label = [x for _, x in found], _label(line)
+        _draw(plot, at, values, metric, palette[label], label, joined=joined, gains=gains, bars=not steps)
     if steps:
         plot.set_xscale("log", base=2)
         plot.xaxis.set_major_formatter("{x:g}")
@@ -108,7 +109,7 @@ def calls_against_quality(
             at = published.columns.index(PAPERS)
             for line in published.lines:
                 value, look = line.values[TOP1][at], palette[line.name]
-                _with_bars(plot, [line.calls[at] or 1], [value] if value else [], TOP1, look, line.name, False)
+                _draw(plot, [line.calls[at] or 1], [value] if value else [], TOP1, look, line.name, joined=False)
             plot.set_title(f"published: {column_name(PAPERS)}")
         elif condition is None:
             plot.remove()
@@ -136,7 +137,7 @@ def _draw_calls(plot: Axes, rows: Sequence[Row], metric: Metric, palette: dict[s
             scale = 100 if metric.percent else 1
             plot.axhline(scale * values[0].mean, color=look.color, linestyle=look.linestyle, label=name)
         else:
-            _with_bars(plot, sorted(by_calls), [x for x in values if x], metric, look, name, len(values) > 1)
+            _draw(plot, sorted(by_calls), [x for x in values if x], metric, look, name)
 
 
 def _curve(row: Row) -> str:
@@ -213,25 +214,27 @@ def load_stored(rows: Sequence[Row], condition: Condition, folder: Path, *, scal
     return stored
 
 
-def _with_bars(
+def _draw(
     plot: Axes,
     at: Sequence[float],
     values: Sequence[Estimate],
     metric: Metric,
     look: Look,
     label: str,
+    *,
     joined: bool = True,
     gains: bool = False,
+    bars: bool = True,
 ) -> None:
     """Draw means with their intervals, which end at 0 but for gains; a gain is better the higher it is."""
     scale = 100 if metric.percent else 1
     shown = [-x if gains and metric.sign < 0 else x for x in values]
-    floor = -np.inf if gains else 0.0
-    spread = [(x.mean - max(x.low, floor), x.high - x.mean) if x.low is not None else (0.0, 0.0) for x in shown]
+    halves = [x.half or 0.0 for x in shown]
+    below = halves if gains else [min(half, x.mean) for half, x in zip(halves, shown, strict=True)]
     plot.errorbar(
         at,
         [scale * x.mean for x in shown],
-        yerr=scale * np.array(spread).T if any(map(any, spread)) else None,
+        yerr=scale * np.array([below, halves]) if bars and any(halves) else None,
         color=look.color,
         marker=look.marker,
         linestyle=look.linestyle if joined else "",

@@ -140,9 +140,9 @@ def draw_numbers(study: Study, ours: Panel, published: Panel | None, rows: Seque
     """Figures of what the results file alone can show, the published numbers beside ours."""
     panels = [published, ours] if published else [ours]
     conditions = conditions_of(rows)
-    metrics, gains = (TOP1, NLL, SCALED_NLL), (TOP1, NLL, SCALED_NLL)
+    metrics = gains = [TOP1, NLL, SCALED_NLL]
     if study.layout in ("uncertainty", "sizes"):  # what the paper shows
-        metrics, gains = (TOP5 if TOP5 in ours.metrics else TOP1,), (TOP1, TOP5)
+        metrics, gains = [TOP5 if TOP5 in ours.metrics else TOP1], [TOP1, TOP5]
         conditions = [min(conditions, key=lambda c: (-c.fraction, c.resolution or 0))]
     drawn: dict[str, Drawing | None] = {}
     with matplotlib.rc_context(RC):

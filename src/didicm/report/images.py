@@ -16,7 +16,7 @@ from didicm.errors import UserError, reason
 from didicm.evaluation import load_posteriors
 from didicm.experiments.results import PICTURES
 from didicm.report.records import Entry, Row
-from didicm.report.style import COLOURS, bare, looks
+from didicm.report.style import bare, looks
 
 CLASSES = 5  # drawn of a posterior
 
@@ -64,24 +64,23 @@ def draw_trajectory(
         top: how many classes are drawn
         top_probability: where the axis ends
     """
-    order = np.argsort(-states[-1], kind="stable")[: min(top, len(COLOURS))]
+    order = np.argsort(-states[-1], kind="stable")[:top]
     times = [max(time, 0.0) for time in times]  # the official solver ends a little below 0
-    heights = _spread(states[-1, order], top_probability)
+    heights, palette = _spread(states[-1, order], top_probability), looks((str(i), False) for i in order)
     for rank in reversed(range(len(order))):  # the least probable first, so that the answer lies on top
-        look, path = COLOURS[rank], states[:, order[rank]]
-        name = names[order[rank]]
-        axes.plot(times, path, **look._asdict(), markersize=4, clip_on=False)
+        path, name, style = states[:, order[rank]], names[order[rank]], palette[str(order[rank])]
+        axes.plot(times, path, **style._asdict(), markersize=4, clip_on=False)
         axes.annotate(
             f"{shorten(name, 22)}{' ✓' * (name == truth)}  {100 * path[-1]:.1f} %",
             xy=(0, path[-1]),
             xytext=(-0.06, heights[rank]),
-            color=look.color,
+            color=style.color,
             fontsize=9,
             va="center",
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
-                "color": look.color,
+                "color": style.color,
                 "linewidth": 0.8,
                 "relpos": (0, 0.5),
                 "shrinkB": 3,
@@ -156,7 +155,8 @@ def errors(one: Pictures, other: Pictures, entries: Sequence[Entry], count: int 
     order = (own[0] - own[1]).argsort()
     # As many from either end: where one side does better, and where the other does.
     half = min(count, len(order)) // 2 or 1
-    chosen = places[[*order[:half].tolist(), *order[len(order) - half :].tolist()]].unique()[:count].tolist()
+    ends = [*order[:half].tolist(), *order[len(order) - half :].tolist()]
+    chosen = sorted(set(places[ends].tolist()))[:count]
     palette = looks((str(entry), entry.method.baseline) for entry in entries)
     figure, axes = _pairs(len(chosen), min(2, len(chosen)), width=5.6, height=2.6)
     for at, (left, right) in zip(chosen, axes, strict=True):
@@ -169,8 +169,15 @@ def errors(one: Pictures, other: Pictures, entries: Sequence[Entry], count: int 
         y = np.arange(len(best))
         for i, (pictures, entry) in enumerate(zip((one, other), entries, strict=True)):
             colour = palette[str(entry)].color
-            look = {"color": "white" if i else colour, "edgecolor": colour, "hatch": "///" if i else None}
-            right.barh(y + 0.2 * (2 * i - 1), pictures.probs[at][best].numpy(), 0.36, label=str(entry), **look)
+            right.barh(
+                y + 0.2 * (2 * i - 1),
+                pictures.probs[at][best].numpy(),
+                0.36,
+                color="white" if i else colour,
+                edgecolor=colour,
+                hatch="///" if i else None,
+                label=str(entry),
+            )
         names = [shorten(one.class_names[k], 16) + (" ✓" if k == truth else "") for k in best]
         right.set_yticks(y, names, fontsize=8)
         right.invert_yaxis()

@@ -98,9 +98,11 @@ def published_panel(name: str) -> Panel:
             entry.get("variant", ""),
             settings={"method": "standard"} if entry.get("baseline") else {},
         )
-        values = {metric: [Estimate(x / 100) for x in entry[str(metric)]] for metric in (TOP1, TOP5)}
+        values: dict[Metric, list[Estimate | None]] = {
+            m: [Estimate(x / 100) for x in entry[str(m)]] for m in (TOP1, TOP5)
+        }
         parameters = [round(1e6 * x) for x in entry.get("M parameters", [])]
-        lines.append(Line(str(method), method, {**values}, [entry.get("calls")] * len(columns), [*parameters]))
+        lines.append(Line(str(method), method, values, [entry.get("calls")] * len(columns), [*parameters]))
     gains = [
         Line(a.name, a.method, {m: list(map(_minus, a.values[m], b.values[m])) for m in a.values}, [], [], b.name)
         for a, b in _pairs(lines)

@@ -76,23 +76,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over n values and its interval, which a single value has not."""
+    """A mean over n values and half of its interval, which a single value has not."""
 
     mean: float
-    low: float | None = None
-    high: float | None = None
+    half: float | None = None
     n: int = 1
 
     def __neg__(self) -> "Estimate":
-        low, high = (None if x is None else -x for x in (self.low, self.high))
-        return Estimate(-self.mean, high, low, self.n)
+        return Estimate(-self.mean, self.half, self.n)
 
     @property
     def sign(self) -> int:
         """-1 or 1 if the interval lies on one side of 0, else 0."""
-        if self.low is None or self.high is None:
+        if self.half is None or abs(self.mean) <= self.half:
             return 0
-        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+        return 1 if self.mean > 0 else -1
 
 
 class _Compared(Protocol):
@@ -182,4 +180,5 @@ def difference(a: Iterable[Row], b: Iterable[Row], metric: Metric) -> Estimate |
 def _estimate(values: Sequence[float]) -> Estimate | None:
     if len(values) < 2:
         return Estimate(values[0]) if values else None
-    return Estimate(*seed_interval(values, LEVEL), len(values))
+    mean, _, high = seed_interval(values, LEVEL)
+    return Estimate(mean, high - mean, len(values))

@@ -1,15 +1,11 @@
 """How figures look: Okabe-Ito colours, each with a marker and a line style, so that they can be told in grey."""
 
 from collections.abc import Iterable
-from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
 
 
 class Look(NamedTuple):
@@ -17,21 +13,15 @@ class Look(NamedTuple):
 
     color: str
     marker: str
-    linestyle: str
+    linestyle: str | tuple[int, tuple[int, ...]]
 
 
-BASELINES = [Look("#000000", "o", "-"), Look("#999999", "s", "--")]
-COLOURS = [
-    Look("#0072B2", "D", "-"),
-    Look("#E69F00", "^", "-."),
-    Look("#009E73", "v", ":"),
-    Look("#D55E00", "P", "--"),
-    Look("#CC79A7", "X", "-."),
-    Look("#56B4E9", "*", "-"),
-]
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+GREYS = ("#000000", "#999999", "#555555", "#bbbbbb")
+MARKERS, LINES = "Do^vsPX", ("-", "-.", ":", "--", (0, (5, 1, 1, 1)))
 RIGHT, WRONG, FRAME = "#56B4E9", "#D55E00", "#cccccc"
 
-RC = {
+RC: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -54,8 +44,13 @@ RC = {
 
 def looks(lines: Iterable[tuple[str, bool]]) -> dict[str, Look]:
     """A look per name: baselines, which are marked so, in black and grey, DiDiCM in colours."""
-    baselines, colours = cycle(BASELINES), cycle(COLOURS)
-    return {name: next(baselines if baseline else colours) for name, baseline in lines}
+    found: dict[str, Look] = {}
+    count = {True: 0, False: 0}
+    for name, baseline in dict(lines).items():
+        colours, i = GREYS if baseline else COLOURS, count[baseline]
+        found[name] = Look(colours[i % len(colours)], MARKERS[len(found) % len(MARKERS)], LINES[i % len(LINES)])
+        count[baseline] += 1
+    return found
 
 
 def make_axes(
@@ -68,10 +63,11 @@ def make_axes(
 
 def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
     """One legend for all plots of a figure, under them."""
-    found: dict[str, object] = {}
+    found: dict[str, Artist] = {}
     for plot in axes:
         for handle, label in zip(*plot.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
+    figure.set_figheight(figure.get_figheight() + 0.24 * -(-len(found) // columns))
     figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
 
 
@@ -81,6 +77,3 @@ def bare(axes: Axes) -> None:
     axes.grid(False)
     for spine in axes.spines.values():
         spine.set(visible=True, color=FRAME)
-
-
-__all__ = ["COLOURS", "RC", "RIGHT", "WRONG", "Look", "bare", "legend_below", "looks", "make_axes", "plt"]

@@ -91,7 +91,8 @@ class Table:
 
 def main_table(rows: Sequence[Row]) -> Table:
     """Every entry under every condition."""
-    body, groups = [], []
+    body: list[list[str]] = []
+    groups = []
     metrics = [m for m in METRICS if any(row.value(m) is not None for row in rows)]
     for condition in conditions_of(rows):
         groups.append(len(body))
@@ -113,7 +114,8 @@ def main_table(rows: Sequence[Row]) -> Table:
 def difference_table(rows: Sequence[Row]) -> Table:
     """DiDiCM minus its baselines, paired by seed."""
     metrics = [TOP1, *(Metric(m.name, _are_scaled(rows)) for m in METRICS if m.scaled)]
-    body, groups = [], []
+    body: list[list[str]] = []
+    groups = []
     entries = entries_of(rows)
     for condition in [*conditions_of(rows), None]:
         groups.append(len(body))
@@ -194,8 +196,8 @@ def show(
     scale = 100 if metric.percent else 1
     digits = digits or (1 if metric.percent else 3)
     text = f"{scale * x.mean:{'+' if signed else ''}.{digits}f}".replace("-", MINUS)
-    if spread and x.high is not None:
-        text += f" ± {scale * (x.high - x.mean):.{digits}f}"
+    if spread and x.half is not None:
+        text += f" ± {scale * x.half:.{digits}f}"
     return text + (" *" if signed and x.sign else "")
 
 

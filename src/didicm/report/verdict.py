@@ -165,7 +165,7 @@ def _on_gain(panel: Panel, gain: Line) -> str:
     columns = f"{len(found)} column{'s' * (len(found) > 1)} of the table"
     text = f"{gain.name} against {gain.over}, mean over {columns}: {', '.join(shown)}; "
     text += f"top-1 with {_by_group(panel, gain)}"
-    if all(x.low is None for x in found):
+    if all(x.half is None for x in found):
         return f"{text}; a single seed, so noise may explain it."
     ahead, behind = (sum(x.sign == sign for x in found) for sign in (1, -1))
     return f"{text}; in top-1 it is ahead beyond noise in {ahead} of them and behind in {behind}."
@@ -211,9 +211,9 @@ def _ranked(panel: Panel, metric: Metric) -> str:
 def _interval(gap: Estimate, metric: Metric) -> str:
     unit = " points" if metric.percent else ""
     mean = _number(gap.mean, metric)
-    if gap.low is None or gap.high is None:
+    if gap.half is None:
         return f"a difference of {mean}{unit} from a single run each, which says little"
-    low, high = _number(gap.low, metric), _number(gap.high, metric)
+    low, high = (_number(gap.mean + end, metric) for end in (-gap.half, gap.half))
     return f"a difference of {mean}{unit} (95 % interval {low} to {high}, {gap.n} seeds)"
 
 
