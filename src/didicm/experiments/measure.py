@@ -31,6 +31,7 @@ BATCH = 250
 PRIOR = 10.0  # images: few are held out where there are few
 KEPT = 200  # test images that are kept to look at
 TRACED = 24  # of them, with their trajectory through diffusion time
+_CP_SETTINGS = ("steps", "solver", "score_time", "select")  # of a trajectory over probabilities
 
 
 def measure(run: Run, components: RunComponents, test: ImageSet, seconds: float | None, folder: Path) -> RunResult:
@@ -132,7 +133,8 @@ def _store_pictures(
         traced = order[torch.linspace(0, len(order) - 1, min(TRACED, len(order))).long()]
         path: list[Step] = []
         image = image[traced].to(next(classifier.parameters()).device)
-        classifier.posterior(image, callback=path.append, **{**spec.settings, "method": "cp"})
+        shared = {name: spec.settings[name] for name in _CP_SETTINGS if name in spec.settings}
+        classifier.posterior(image, callback=path.append, method="cp", **shared)
         start = torch.full_like(path[0].probs, 1 / classifier.num_classes)
         tensors["traced"] = traced
         tensors["trajectory"] = torch.stack([start, *(step.probs for step in path)], 1).float().cpu()

@@ -20,7 +20,7 @@ from didicm.experiments.progress import StudyProgress
 from didicm.experiments.results import Plan, RunResult, append_result, read_plan, read_results, write_plan
 from didicm.experiments.spec import Run, Study
 from didicm.files import read_json, to_json, write_files
-from didicm.settings import flatten
+from didicm.values import flatten
 
 OWNER, JOBS = "owner.json", "jobs"
 
@@ -68,16 +68,22 @@ def run_study(
         write_plan(out, extend(stored, plan) if stored and done else plan)
         if left:
             folders = {key: write_run(out, home, run) for key, run in left.items()}
-            with (
-                interrupted_by_sigterm(),
-                StudyProgress(console, runs, runs.keys() & done, folders) as progress,
-                closing(run_all(list(folders.values()))) as finished,
-            ):
-                for folder in finished:
-                    result = read_result(folder)
-                    append_result(out, result)
-                    close_run(folder)
-                    progress.finish(result)
+            try:
+                with (
+                    interrupted_by_sigterm(),
+                    StudyProgress(console, runs, runs.keys() & done, folders) as progress,
+                    closing(run_all(list(folders.values()))) as finished,
+                ):
+                    for folder in finished:
+                        result = read_result(folder)
+                        append_result(out, result)
+                        close_run(folder)
+                        progress.finish(result)
+            except KeyboardInterrupt:
+                console.print(
+                    f"stopped; what is done is in {out}: the same command goes on from there", markup=False
+                )
+                raise
     done = {result.key: result for result in read_results(out)}
     return [done[key] for key in runs]
 

@@ -1,0 +1,90 @@
+"""A study whose runs take a second, here or in a process of its own."""
+
+import json
+import time
+
+import pytest
+
+from didicm.experiments.results import read_results
+from didicm.experiments.spec import make_study
+
+TINY = {
+    "name": "tiny",
+    "title": "Tiny networks on few images",
+    "question": "Does it run?",
+    "layout": "comparison",
+    "data": "fashion-mini",
+    "resolutions": [7],
+    "fractions": [0.05],
+    "seeds": 2,
+    "settings": {
+        "model_args": {"width": 0.125, "stem": "small"},
+        "batch_size": 20,
+        "epochs": 2,
+        "optimizer.ema": 0.9,
+        "sampler.steps": 2,
+        "image.channels": 1,
+    },
+    "methods": [
+        {"name": "standard", "method": "standard"},
+        {"name": "DiDiCM", "model_args.parameterization": "posterior"},
+    ],
+}
+SCRIPT = """
+import json, sys
+from didicm.experiments.run import run_study
+from didicm.experiments.spec import make_study
+
+if __name__ == "__main__":  # processes that are spawned import it again
+    content, out, options = map(json.loads, sys.argv[1:])
+    try:
+        run_study(make_study(content, "test"), out, **options)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The study, with other values for some keys; settings are added to its own."""
+
+    def tiny(settings=None, **changes):
+        return make_study({**TINY, "settings": {**TINY["settings"], **(settings or {})}, **changes}, "test")
+
+    return tiny
+
+
+@pytest.fixture
+def start_study(start_didicm, tmp_path):
+    """Run a study in a process of its own."""
+
+    def start(study, out, process=None, **options):
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        arguments = (json.dumps(x) for x in (study.to_dict(), str(out), options))
+        return start_didicm(*arguments, under=(str(script),), **(process or {}))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def numbers_of():
+    """All that a study measured, by run; not how long it took."""
+
+    def numbers(out):
+        results = sorted(read_results(out), key=lambda result: result.key)
+        return [(r.key, r.method, r.num_train, r.num_held_out, r.num_test, r.measurements) for r in results]
+
+    return numbers
+
+
+@pytest.fixture(scope="session")
+def wait_until():
+    """Wait for something that a process does; it fails if the process ends before."""
+
+    def wait_until(condition, process):
+        while not condition():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+
+    return wait_until

@@ -1,0 +1,236 @@
+import json
+import os
+import shutil
+import signal
+import socket
+from dataclasses import replace
+
+import filelock
+import pytest
+import torch
+from rich.console import Console
+
+from didicm.data import make_loader
+from didicm.errors import UserError
+from didicm.evaluation import evaluate_probs, load_posteriors
+from didicm.experiments.execute import execute, prepare, read_result, resize_once, run_lock, write_run
+from didicm.experiments.measure import final_epochs_gain
+from didicm.experiments.results import RESULTS, read_plan, read_results
+from didicm.experiments.run import conflicts, extend, plan_runs, run_study
+from didicm.experiments.spec import PICTURES
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
+    """An uninterrupted study."""
+    out = tmp_path_factory.mktemp("whole")
+    run_study(tiny(), out)
+    return out
+
+
+@pytest.fixture
+def plan(tiny):
+    """What is stored of a study."""
+    return lambda *args, **changes: plan_runs(tiny(*args, **changes), None, None, None)[1]
+
+
+def runs_of(study, seeds=1):
+    return study.runs("fashion-mini", seeds)
+
+
+def test_each_run_has_one_line_with_metrics_costs_and_stored_posteriors(tiny, whole):
+    results = {result.key: result for result in read_results(whole)}
+    assert list(results) == [run.key for run in runs_of(tiny(), 2)]
+    for result in results.values():
+        assert (result.num_train, result.num_held_out, result.num_test) == (90, 10, 1000)
+        assert (whole / "measured" / result.key / PICTURES).is_file()
+        assert result.train_seconds > 0
+        for measured in result.measurements:
+            if measured.posteriors:
+                stored = load_posteriors(whole / measured.posteriors)
+                assert evaluate_probs(stored.probs, stored.labels) == measured.metrics
+                assert len(set(stored.image_names)) == 1000
+                assert measured.scaled_metrics["cls/Acc"] == measured.metrics["cls/Acc"]
+    diffusion = results[runs_of(tiny())[1].key]
+    assert [measured.sampler for measured in diffusion.measurements] == ["2 steps", "1 call", "1 step"]
+    assert [measured.calls for measured in diffusion.measurements] == [2, 1, 1]
+    assert not list(whole.glob("runs/*/state"))
+    assert not list(whole.glob("runs/*/best"))
+    assert not list(whole.glob("measured/*/*.json"))
+
+
+def test_what_is_done_is_not_run_again(tiny, whole):
+    before = (whole / RESULTS).read_bytes()
+    console = Console(record=True, quiet=True)
+    results = run_study(tiny(), whole, console=console)
+    assert (whole / RESULTS).read_bytes() == before
+    assert [result.key for result in results] == [run.key for run in runs_of(tiny(), 2)]
+    assert console.export_text() == ""
+
+
+def test_killed_and_run_again_gives_the_same_numbers(tiny, whole, tmp_path, start_study, wait_until, numbers_of):
+    out = tmp_path / "out"
+    process = start_study(tiny(), out)
+    wait_until(lambda: len(list(out.glob("runs/*"))) >= 2, process)  # in its second run, somewhere
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert 1 <= len(read_results(out)) < 4
+    with open(out / RESULTS, "ab") as file:
+        file.write(b'{"key": "half a li')
+    run_study(tiny(), out)
+    assert numbers_of(out) == numbers_of(whole)
+
+
+def test_a_second_owner_is_told_who_the_first_is(tiny, tmp_path, start_study, wait_until):
+    study, out = tiny({"epochs": 100_000}), tmp_path / "out"
+    process = start_study(study, out, command="didicm compare --some options")
+    wait_until(lambda: list(out.glob("measured/*/progress")), process)
+    with pytest.raises(
+        UserError, match=rf"being run by pid {process.pid} on {socket.gethostname()} since \d\d:\d\d"
+    ):
+        run_study(study, out)
+    process.send_signal(signal.SIGTERM)  # as a scheduler: it is saved, and the folder is free
+    process.communicate()
+    assert process.returncode == 130
+    assert list(out.glob("runs/*/state/*"))
+    with filelock.FileLock(out / ".lock").acquire(timeout=0):
+        pass
+
+
+def test_without_file_locks_it_says_so(tiny, tmp_path, monkeypatch):
+    def refuse(self, **options):
+        raise NotImplementedError("no flock")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    with pytest.raises(
+        UserError, match=r"cannot be locked \(no flock\): give an --out on a file system with locks"
+    ):
+        run_study(tiny(), tmp_path)
+
+
+def test_a_run_that_another_job_is_at_is_waited_for(tiny, tmp_path):
+    run = runs_of(tiny())[0]
+    folder = write_run(tmp_path, tmp_path, run)
+    execute(folder)
+    result = (folder / "result.json").read_bytes()
+    execute(folder)  # finds it done
+    assert (folder / "result.json").read_bytes() == result
+    assert read_result(folder).key == run.key
+    held = replace(run, config=replace(run.config, out=str(tmp_path / "runs" / run.key)))
+    with run_lock(held), pytest.raises(filelock.Timeout), run_lock(held, blocking=False):
+        pass
+
+
+def test_a_second_study_samples_the_networks_of_the_first(tiny, whole, tmp_path):
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    models = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("model.safetensors")}
+    samplers = {"labels": {"method": "cl", "steps": 1, "chains": 2}}
+    renamed = [{"name": "other", "model_args.parameterization": "posterior"}]
+    study = tiny(samplers=samplers, methods=renamed, seeds=1)
+    (result,) = run_study(study, tmp_path / "second", trainings=tmp_path)
+    assert [measured.sampler for measured in result.measurements] == ["labels"]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("model.safetensors")} == models
+    assert not (tmp_path / "second" / "runs").exists()
+
+
+def test_without_held_out_images_all_are_for_training_and_there_is_no_temperature(tiny, tmp_path):
+    (result,) = run_study(tiny(held_out=0, methods=[{"name": "s", "method": "standard"}], seeds=1), tmp_path)
+    assert (result.num_train, result.num_held_out, result.num_test) == (100, 0, 1000)
+    assert result.measurements[0].temperature is None
+    assert result.measurements[0].scaled_metrics is None
+
+
+def test_methods_that_are_the_same_training_are_named(tiny, tmp_path):
+    same = [{"name": name, "method": "standard"} for name in ("a", "b")]
+    with pytest.raises(UserError, match="a and b have the same settings"):
+        run_study(tiny(methods=same), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_temperature_images_are_cut_from_the_training_images_alike_for_all_methods(tiny):
+    made = [prepare(run) for run in runs_of(tiny())]
+    for components, test in made:
+        sets = (components.train, components.val, test)
+        names = [{images.name(i) for i in range(len(images))} for images in sets]
+        assert not names[0] & names[1]
+        assert not (names[0] | names[1]) & names[2]
+        assert len(names[2]) == 1000
+    (one, _), (other, _) = made
+    assert [one.val.name(i) for i in range(10)] == [other.val.name(i) for i in range(10)]
+
+
+def test_mistakes_are_told_before_anything_is_written(tiny, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=r"7 px, 1 % of the images: .* lower batch_size"):
+        run_study(tiny(fractions=[0.01]), out)
+    with pytest.raises(UserError, match=r"no setting 'optimizer.speed'"):
+        run_study(tiny({"optimizer.speed": 1}), out)
+    with pytest.raises(UserError, match="needs --data"):
+        run_study(tiny(data=None), out)
+    with pytest.raises(UserError, match=r"no executor 'rey': choose one of local, ray"):
+        run_study(tiny(), out, executor="rey")
+    assert not out.exists()
+
+
+def test_resizing_once_gives_the_same_pixels(tiny):
+    components, test = prepare(runs_of(tiny())[0])
+    small, small_test = resize_once(components, test)
+    for before, after, transform, train in (
+        (components.train, small.train, components.train_transform, True),
+        (test, small_test, components.eval_transform, False),
+    ):
+        one, other = (make_loader(images, transform, 20, train=train, seed=3) for images in (before, after))
+        assert other.fast
+        assert torch.equal(next(iter(one))[0], next(iter(other))[0])
+        assert before.name(5) == after.name(5)
+
+
+def test_whether_the_loss_was_still_falling_is_read_from_the_last_two_tenths(tmp_path, whole):
+    path = tmp_path / "metrics.jsonl"
+
+    def write(losses):
+        lines = [{"step": i, "epoch": i, "loss": loss} for i, loss in enumerate(losses, start=1)]
+        path.write_text("\n".join(map(json.dumps, [*lines, {"step": 20, "epoch": 20, "val/cls/Acc": 1.0}])))
+
+    write([9.0] * 16 + [3.0, 1.0] + [1.0, 2.0])
+    assert final_epochs_gain(path, 20) == 0.25  # from 2 to 1.5
+    write([1.0])
+    assert final_epochs_gain(path, 20) is None
+
+
+def test_a_folder_keeps_to_its_settings_and_may_grow(plan):
+    stored = plan()
+    assert not conflicts(stored, plan())
+    assert conflicts(stored, plan({"optimizer.lr": 0.1})) == "optimizer.lr is 0.005, not 0.1"
+    assert conflicts(stored, plan({"model_args": {"width": 0.25}})) == "model_args.width is 0.125, not 0.25"
+    assert conflicts(stored, plan(held_out=0.2)) == "held_out is 0.1, not 0.2"
+    assert conflicts(stored, plan(samplers={"2 steps": {"steps": 2}})) == "samplers are the usual ones"
+    # Also for methods and conditions that are new.
+    assert conflicts(stored, plan({"optimizer.lr": 0.1}, resolutions=[14])) == "optimizer.lr is 0.005, not 0.1"
+    smooth = [{"name": "smooth", "method": "standard", "augment.label_smoothing": 0.1}]
+    assert conflicts(stored, plan({"epochs": 3}, methods=smooth)) == "epochs is 2, not 3"
+
+    for grown in (plan(methods=smooth), plan(resolutions=[14]), plan(seeds=3)):
+        assert not conflicts(stored, grown)
+        joined = extend(stored, grown)
+        assert joined.runs == {**stored.runs, **grown.runs}
+        assert joined.study.conditions[0] == stored.study.conditions[0]
+        assert joined.study.methods[:2] == stored.study.methods
+        assert not conflicts(joined, stored)
+        assert not conflicts(joined, grown)
+    study = plan(layout="metrics", methods=smooth)
+    assert extend(stored, study) is study
+
+
+def test_the_plan_is_on_disk_before_the_first_result(tiny, whole):
+    stored = read_plan(whole)
+    assert stored.study == tiny()
+    assert stored.runs == {run.key: str(run.method) for run in runs_of(tiny(), 2)}
+    assert {settings["epochs"] for settings in stored.settings.values()} == {2}
+
+
+def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="in use and holds no comparison"):
+        run_study(tiny(), tmp_path)
+    assert os.listdir(tmp_path) == ["thesis.txt"]

@@ -1,0 +1,202 @@
+import json
+
+import pytest
+import yaml
+
+from didicm.errors import UserError
+from didicm.experiments.comparison import METHODS, compare_study
+from didicm.experiments.spec import Condition, Run, list_studies, load_study, make_study
+
+SMALL = {
+    "name": "mine",
+    "title": "A study",
+    "question": "Why?",
+    "layout": "metrics",
+    "methods": [{"name": "standard", "method": "standard"}, {"name": "DiDiCM"}],
+}
+
+
+def keys(name, method):
+    return {run.key for run in load_study(name).runs("fashion-mini", 1) if str(run.method) == method}
+
+
+def test_every_study_has_both_forms():
+    names = ("main", "selection", "sizes", "efficiency", "solvers", "schedules", "objectives")
+    assert set(list_studies()) == {f"{name}-{form}" for name in names for form in ("cpu", "imagenet")}
+
+
+@pytest.mark.parametrize("name", list_studies())
+def test_every_study_can_be_made_into_runs_and_stored(name):
+    study = load_study(name)
+    runs = study.runs("fashion-mini", 2)
+    assert len({run.key for run in runs}) == len(runs)
+    assert make_study(json.loads(json.dumps(study.to_dict())), "stored") == study
+    assert Run.from_dict(json.loads(json.dumps(runs[-1].to_dict()))) == runs[-1]
+    assert (study.data is None) == name.endswith("imagenet")
+
+
+def test_the_imagenet_form_is_the_papers_recipe():
+    runs = load_study("main-imagenet").runs("fashion-mini", 1)
+    assert len(runs) == 4 * 9
+    wanted = {  # table tab:aug and the text of the appendix
+        "standard, Weak Aug": (2e-3, True, 1024, 0.0, 0.0, "cross-entropy"),
+        "standard, Strong Aug": (5e-3, True, 2048, 0.2, 0.1, None),
+        "DiDiCM-CP, Weak Aug": (2e-3, True, 1024, 0.0, 0.0, None),
+        "DiDiCM-CP, Strong Aug": (3.5e-3, False, 2048, 0.2, 0.1, None),
+    }
+    for run in runs:
+        config = run.config
+        lr, scaled, batch, mixup, smoothing, objective = wanted[str(run.method)]
+        assert (config.optimizer.lr, config.optimizer.scale_lr, config.batch_size) == (lr, scaled, batch)
+        assert config.augment.mixup == mixup
+        assert config.augment.label_smoothing == smoothing
+        assert config.epochs == 600
+        assert config.optimizer.weight_decay == 0.1
+        assert config.model == "didirn50"
+        assert config.image.size == run.condition.resolution
+        assert (config.label_proposal, config.draws_per_image) == (0, 1)
+        assert config.model_args.get("parameterization", "score") == "score"
+        assert objective in (None, config.objective)
+    assert {run.condition.resolution for run in runs} == {56, 112, 224}
+    assert {run.condition.fraction for run in runs} == {0.25, 0.5, 1.0}
+
+
+@pytest.mark.parametrize("form", ["cpu", "imagenet"])
+def test_studies_share_the_networks_that_they_have_in_common(form):
+    ours = keys(f"main-{form}", "DiDiCM-CP, Strong Aug")
+    assert ours
+    assert keys(f"selection-{form}", "DiDiCM-CP, Strong Aug") == ours
+    assert keys(f"efficiency-{form}", "DiDiCM, Strong Aug") == ours
+    assert keys(f"efficiency-{form}", "standard, Strong Aug") == keys(f"main-{form}", "standard, Strong Aug")
+
+
+def test_a_key_tells_trainings_apart_and_nothing_else(tiny):
+    def key(**settings):
+        return tiny(settings).runs("fashion-mini", 1)[0].key
+
+    assert key() == key(**{"run.workers": 3, "out": "elsewhere"})
+    runs = tiny().runs("fashion-mini", 2)
+    corrupted = tiny(corruptions=["noise:3"]).runs("fashion-mini", 1)
+    other = [
+        key(epochs=3),
+        key(**{"run.precision": "bf16-mixed"}),
+        tiny(held_out=0).runs("fashion-mini", 1)[0].key,
+    ]
+    assert len({*(run.key for run in (*runs, *corrupted)), *other}) == 4 + 2 + 3
+
+
+def test_a_list_of_steps_makes_a_sampler_each_and_only_the_first_keeps_posteriors():
+    samplers = {"exact": {"steps": [4, 1]}, "labels": {"method": "cl", "steps": 2, "chains": [2, 8]}}
+    made = make_study({**SMALL, "samplers": samplers, "curves": {"exact": {"steps": [1, 2]}}}, "here").samplers
+    assert [(spec.name, spec.stored, spec.group) for spec in made] == [
+        ("exact, 4 steps", True, "exact"),
+        ("exact, 1 step", False, "exact"),
+        ("labels, 2 chains", True, "labels"),
+        ("labels, 8 chains", False, "labels"),
+        ("exact, 2 steps", False, "exact"),
+    ]
+    assert made[3].settings == {"method": "cl", "steps": 2, "chains": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, "there is no key 'colour'"),
+        ({"method": []}, "there is no key 'method': did you mean methods?"),
+        ({"layout": "round"}, "layout must be one of"),
+        ({"layout": "sizes"}, "every method needs a size"),
+        ({"methods": []}, "methods is empty"),
+        ({"methods": {"a": {}}}, "methods must be a list"),
+        ({"methods": ["a"]}, "methods must be a set of names and values"),
+        ({"methods": [{"method": "standard"}]}, "name must be given"),
+        ({"methods": [{"name": 8}]}, "name must be text, got 8"),
+        ({"methods": [{"name": "a"}, {"name": "a", "epochs": 3}]}, "two methods are called 'a'"),
+        ({"published": "tab:best"}, "published must be one of tab:main_results"),
+        ({"published": "tab:all_resnet"}, "published must be one of tab:main_results, tab:selection, tab:nfe"),
+        ({"samplers": {"a": {"speed": 2}}}, "no setting 'speed'"),
+        ({"samplers": {"a": {"solver": "eulr"}}}, "solver must be one of exact, euler, official, got 'eulr'"),
+        ({"samplers": {"a": {"steps": 0}}}, "steps must be at least 1"),
+        ({"samplers": {"a": {"steps": "8"}}}, "steps must be a whole number, got '8'"),
+        ({"samplers": {"a": None}}, "samplers: a must be a set of names and values"),
+        ({"samplers": "a"}, "samplers must be a set of names and values"),
+        ({"curves": {"a": {"steps": 2}}}, "curves need samplers"),
+        ({"corruptions": ["fog:3"]}, "fog"),
+        ({"corruptions": "none"}, "corruptions must be a list"),
+        ({"conditions": [{"pixels": 3}]}, "there is no key 'pixels'"),
+        ({"by_fraction": {"half": {}}}, "a name in by_fraction must be a number, got 'half'"),
+        ({"by_fraction": {0.5: {"epochs": 1}}}, "by_fraction has .0.5., which no condition has"),
+        ({"resolutions": 28}, "resolutions must be a list"),
+        ({"resolutions": ["7"]}, "must be a whole number or null, got '7'"),
+        ({"resolutions": [0]}, "resolution must be at least 1"),
+        ({"resolutions": []}, "at least one entry each"),
+        ({"fractions": [2]}, r"fraction must be in \(0, 1\]"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"seeds": "3"}, "seeds must be a whole number"),
+        ({"held_out": "a tenth"}, "held_out must be a number"),
+        ({"held_out": 1}, "held_out must be below 1"),
+        ({"layout": "steps"}, "layout steps needs samplers"),
+        ({"layout": "steps", "samplers": {"a": {"select": "argmax"}}, "methods": [{"name": "b"}]}, "needs steps"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    with pytest.raises(UserError, match=rf"^mine.yaml: .*{message}"):
+        make_study({**SMALL, **change}, "mine.yaml")
+
+
+def test_unknown_and_unreadable_studies_are_one_sentence(tmp_path):
+    with pytest.raises(UserError, match=r"no study and no YAML file 'magic': choose one of efficiency-cpu"):
+        load_study("magic")
+    with pytest.raises(UserError, match=r"'main-cpv': did you mean main-cpu\?"):
+        load_study("main-cpv")
+    with pytest.raises(UserError, match=r"nowhere.yaml cannot be read"):
+        load_study("nowhere.yaml")
+    broken = tmp_path / "broken.yaml"
+    for content, message in (
+        ("a: [", "cannot be read"),
+        ("- a", "is no study"),
+        ("title: only a title", "question, layout, methods must be given"),
+    ):
+        broken.write_text(content)
+        with pytest.raises(UserError, match=rf"broken.yaml:? {message}"):
+            load_study(str(broken))
+
+
+def test_a_study_of_ones_own_is_named_after_its_file(tmp_path):
+    path = tmp_path / "scans.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in SMALL.items() if key != "name"}))
+    assert load_study(str(path)).name == "scans"
+
+
+def test_a_setting_that_does_not_exist_is_named():
+    study = make_study({**SMALL, "settings": {"epoch": 3}}, "here")
+    with pytest.raises(UserError, match=r"no setting 'epoch': did you mean epochs\?"):
+        study.runs("fashion-mini", 1)
+
+
+def test_the_users_settings_win_over_recipes_and_study_but_not_over_what_makes_a_method():
+    content = {
+        **SMALL,
+        "fractions": [0.5],
+        "by_fraction": {0.5: {"epochs": 7}},
+        "settings": {"optimizer": {"lr": 1}},
+        "methods": [{"name": "weak", "recipe": "weak"}, {"name": "few", "batch_size": 9}],
+    }
+
+    def made(**asked):
+        return [run.config for run in make_study(content, "here").runs("fashion-mini", 1, asked)]
+
+    assert (made()[0].epochs, made()[0].optimizer.lr, made()[0].batch_size) == (7, 1.0, 1024)
+    asked = made(**{"epochs": 3, "optimizer.lr": "1e-3", "batch_size": 5})
+    assert [config.epochs for config in asked] == [3, 3]
+    assert [config.optimizer.lr for config in asked] == [1e-3, 1e-3]
+    assert [config.batch_size for config in asked] == [5, 9]
+
+
+def test_a_comparison_leaves_out_what_the_recipe_makes_the_same():
+    assert [str(method) for method in compare_study().methods] == [str(method) for method in METHODS.values()]
+    smoothed = compare_study(settings={"augment.label_smoothing": 0.1})
+    assert METHODS["standard-smooth"] not in smoothed.methods
+    assert METHODS["standard-smooth"] in compare_study(recipe="weak").methods
+    repeated = compare_study(methods=["standard", "standard"], resolutions=[7, 7], corruptions=["none", "noise:3"])
+    assert len(repeated.methods) == 1
+    assert repeated.conditions == (Condition(7), Condition(7, 1.0, "noise:3"))
