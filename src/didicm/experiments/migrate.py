@@ -4,20 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from didicm.experiments.comparison import METHODS, QUESTION
 from didicm.experiments.spec import Condition, Method, Run
 from didicm.settings import TrainConfig
 from didicm.values import flatten, override
 
 OLD_PLAN = "plan.json"
 
-_COMPARED = {
-    "standard": Method("standard", settings={"method": "standard"}),
-    "standard-smooth": Method(
-        "standard", "smoothed labels", settings={"method": "standard", "augment.label_smoothing": 0.1}
-    ),
-    "didicm-score": Method("DiDiCM", "score", settings={"model_args.parameterization": "score"}),
-    "didicm-posterior": Method("DiDiCM", "posterior", settings={"model_args.parameterization": "posterior"}),
-}
 _WORDS = {"asked mid-step": "midpoint", "asked at the start": "start", "free labels": "importance-sampled labels"}
 _SETTINGS = {"prediction": "parameterization", "redraw": "label_proposal", "query": "score_time"}
 _KEY = re.compile(r"_(?P<pixels>own|\d+)px-(?P<fraction>[^_]+)_(?P<corruption>[^_]+)_seed(?P<seed>\d+)_[0-9a-f]+$")
@@ -29,8 +22,9 @@ def migrate_plan(old: Mapping[str, Any]) -> dict[str, Any]:
     for key, label in old.get("cells", {}).items():
         run = _run(key, label, old)
         runs[run.key] = str(run.method)
-        plain = {k: v for k, v in flatten(run.config).items() if k not in ("out", "seed") and k[:4] != "run."}
-        settings[f"{run.method}, {run.condition}"] = plain
+        plain = flatten(run.config)
+        kept = [k for k in plain if k == "run.precision" or (k not in ("out", "seed") and k[:4] != "run.")]
+        settings[f"{run.method}, {run.condition}"] = {k: plain[k] for k in kept}
     study = _migrate_study(old)
     data = old.get("data") or study.get("data") or ""
     return {"study": study, "command": old.get("command", ""), "data": data, "settings": settings, "runs": runs}
@@ -45,15 +39,16 @@ def migrate_result(old: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str,
     own["method"] = str(_method(label, plan))
     own["condition"] = {name: own.pop(name) for name in ("resolution", "fraction", "corruption")}
     own["measurements"] = [
-        {_MEASUREMENT.get(name, name): _words(value) if name in _NAMES else value for name, value in entry.items()}
-        | {"settings": _migrate_settings(entry["settings"])}
+        {
+            "sampler": _words(entry["name"]),
+            "group": _words(entry["group"]),
+            "settings": _migrate_settings(entry["settings"]),
+            "scaled_metrics": entry["tempered"],
+            **{name: entry[name] for name in ("calls", "multiply_adds", "metrics", "temperature", "posteriors")},
+        }
         for entry in own.pop("readings")
     ]
     return own
-
-
-_MEASUREMENT = {"name": "sampler", "tempered": "scaled_metrics"}
-_NAMES = ("name", "group")
 
 
 def _migrate_study(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +59,7 @@ def _migrate_study(plan: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "name": "comparison",
             "title": plan.get("title") or "DiDiCM against a standard classifier",
-            "question": "Is DiDiCM better than a standard classifier, and at what cost?",
+            "question": QUESTION,
             "layout": "comparison",
             "methods": [vars(_method(label, plan)) for label in labels],
             "conditions": [vars(condition) for condition in dict.fromkeys(run.condition for run in runs)],
@@ -87,7 +82,7 @@ def _method(label: str, plan: Mapping[str, Any]) -> Method:
     """Name and variant are apart where a baseline and a DiDiCM method share the variant."""
     contestants = (plan.get("study") or {}).get("contestants", {})
     if label not in contestants:
-        return _COMPARED.get(label) or Method(_words(label))
+        return METHODS.get(label) or Method(_words(label))
     own = dict(contestants[label])
     line, size, recipe = own.pop("line", label), str(own.pop("column", "")), own.pop("recipe", None)
     name, _, variant = line.partition(", ")

@@ -17,7 +17,6 @@ from didicm.files import read_json, to_json, write_files
 
 FORMAT = 2
 STUDY, RESULTS = "study.json", "results.jsonl"
-PICTURES = "pictures.safetensors"  # beside the posteriors: some test images and their way through diffusion time
 
 
 @dataclass(frozen=True)

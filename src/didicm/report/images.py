@@ -14,7 +14,7 @@ from torch import Tensor
 
 from didicm.errors import UserError, reason
 from didicm.evaluation import load_posteriors
-from didicm.experiments.results import PICTURES
+from didicm.experiments.spec import PICTURES
 from didicm.report.records import Entry, Row
 from didicm.report.style import bare, looks
 
