@@ -6,7 +6,7 @@ from scipy.optimize import minimize_scalar
 
 from didicm.errors import UserError
 from didicm.evaluation import apply_temperature, evaluate_probs, fit_temperature
-from tests.unit.evaluation.making import posteriors, simulate
+from tests.oracle.simulated import posteriors, simulate
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])

@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from didicm.errors import UserError
 from didicm.evaluation import Conformal, coverage, fit_aps, fit_lac, mean_size
-from tests.unit.evaluation.making import posteriors, simulate
+from tests.oracle.simulated import posteriors, simulate
 
 
 class Given(ClassifierMixin, BaseEstimator):

@@ -17,7 +17,7 @@ from didicm.evaluation import (
 )
 from didicm.evaluation.intervals import _counts
 from didicm.evaluation.metrics import Summary
-from tests.unit.evaluation.making import posteriors, simulate
+from tests.oracle.simulated import posteriors, simulate
 
 
 @settings(max_examples=50)

@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 from didicm.errors import UserError
 from didicm.evaluation import evaluate_probs
-from tests.unit.evaluation.making import posteriors, simulate
+from tests.oracle.simulated import posteriors, simulate
 
 TINY_COST = -math.log(torch.finfo(torch.float32).tiny)
 NAMES = {

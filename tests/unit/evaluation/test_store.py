@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from didicm.errors import UserError
 from didicm.evaluation import evaluate_probs, load_posteriors, save_posteriors
-from tests.unit.evaluation.making import simulate
+from tests.oracle.simulated import simulate
 
 NAMES = ["cat", "Hündin", "名"]
 

@@ -1,3 +1,4 @@
+import io
 import math
 from pathlib import Path
 
@@ -6,33 +7,28 @@ import pytest
 import torch
 from PIL import Image
 
-from didicm import UserError, save
-from didicm.checkpoint import load
+from didicm import Predictor, UserError, load
 from didicm.evaluation import Conformal, apply_temperature
-from didicm.evaluation.run import Calibration, describe_posterior, save_calibration
-from didicm.inference.predictor import Predictor
-from tests.unit.data.making import picture, write
-from tests.unit.evaluation.test_evaluate import NAMES, make
+from didicm.evaluation.calibration import Calibration, save_calibration
+from didicm.evaluation.stored import open_model
+
+NAMES = ["ant", "bee", "cat"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("model")
-    checkpoint = make("diffusion")
-    save(checkpoint.classifier, made, class_names=NAMES, transform=checkpoint.transform)
-    return made
+def folder(tmp_path_factory, save_model):
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
-def calibrated(tmp_path):
-    checkpoint = make("diffusion")
-    save(checkpoint.classifier, tmp_path, class_names=NAMES, transform=checkpoint.transform)
+def calibrated(tmp_path, save_model):
+    save_model(tmp_path)
     rules = {"lac": Conformal("lac", 0.1, 0.6, 20), "aps": Conformal("aps", 0.1, 1.0, 20)}
-    save_calibration(tmp_path, Calibration(2.0, rules, describe_posterior(checkpoint, {}), {"data": "x"}, {}))
+    save_calibration(tmp_path, Calibration(2.0, rules, open_model(tmp_path).posterior, {"data": "x"}, {}))
     return tmp_path
 
 
-def test_a_path_a_picture_and_lists_of_them(folder, tmp_path):
+def test_a_path_a_picture_and_lists_of_them(folder, tmp_path, picture, write):
     predictor = Predictor.load(folder)
     path = write(tmp_path / "0.png", seed=0)
     one = predictor(path)
@@ -50,7 +46,7 @@ def test_a_path_a_picture_and_lists_of_them(folder, tmp_path):
     assert predictor([]) == []
 
 
-def test_it_says_what_the_classifier_says_to_the_stored_transform(folder):
+def test_it_says_what_the_classifier_says_to_the_stored_transform(folder, picture):
     predictor, checkpoint = Predictor.load(folder), load(folder)
     image = predictor.read(picture(3))
     assert image.shape == (1, 8, 8)
@@ -59,14 +55,14 @@ def test_it_says_what_the_classifier_says_to_the_stored_transform(folder):
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1", "I;16"])
-def test_every_mode_is_read(mode, folder, tmp_path):
+def test_every_mode_is_read(mode, folder, tmp_path, picture):
     image = Image.fromarray(np.arange(768, dtype=np.uint16).reshape(24, 32)) if mode == "I;16" else picture(1)
     image = image if mode == "I;16" else image.convert(mode)
     image.save(tmp_path / "x.tif")
     assert Predictor.load(folder)(tmp_path / "x.tif").probs.sum().item() == pytest.approx(1)
 
 
-def test_a_photo_is_turned_upright(folder, tmp_path):
+def test_a_photo_is_turned_upright(folder, tmp_path, picture):
     predictor, upright = Predictor.load(folder), picture(2, size=(32, 32))
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise
@@ -75,7 +71,7 @@ def test_a_photo_is_turned_upright(folder, tmp_path):
     assert torch.equal(predictor(tmp_path / "turned.png").probs, predictor(tmp_path / "upright.png").probs)
 
 
-def test_the_trajectory_goes_from_uniform_to_the_answer(calibrated):
+def test_the_trajectory_goes_from_uniform_to_the_answer(calibrated, picture):
     prediction = Predictor.load(calibrated)(picture(0), trajectory=True)
     times, states = zip(*prediction.trajectory, strict=True)
     assert times == pytest.approx([1 - k / 8 for k in range(9)])
@@ -83,7 +79,7 @@ def test_the_trajectory_goes_from_uniform_to_the_answer(calibrated):
     assert torch.equal(states[-1], prediction.probs)
 
 
-def test_the_calibration_is_applied(calibrated):
+def test_the_calibration_is_applied(calibrated, picture):
     image = picture(0)
     raw, fitted = Predictor.load(calibrated, calibrated=False), Predictor.load(calibrated)
     assert raw.calibration is None
@@ -103,14 +99,14 @@ def test_the_calibration_is_applied(calibrated):
         Predictor.load(calibrated, conformal="best")
 
 
-def test_a_batch_of_tensors_as_a_server_sends_it(folder):
+def test_a_batch_of_tensors_as_a_server_sends_it(folder, picture):
     predictor = Predictor.load(folder)
     batch = torch.stack([predictor.read(picture(i)) for i in range(3)])
     for got, i in zip(predictor.predict_batch(batch), range(3), strict=True):
         assert torch.allclose(got.probs, predictor(picture(i)).probs, atol=1e-5)
 
 
-def test_mistakes_get_one_sentence(folder, tmp_path):
+def test_mistakes_get_one_sentence(folder, tmp_path, picture):
     predictor = Predictor.load(folder)
     (tmp_path / "torn.jpg").write_bytes(b"\xff\xd8\xff")
     for path, says in {
@@ -128,12 +124,46 @@ def test_mistakes_get_one_sentence(folder, tmp_path):
         Predictor.load(Path("nowhere"))
 
 
-def test_a_standard_classifier_and_one_without_class_names(tmp_path):
-    checkpoint = make("standard", names=None)
-    save(checkpoint.classifier, tmp_path, transform=checkpoint.transform)
-    predictor = Predictor.load(tmp_path)
+def test_a_standard_classifier_and_one_without_class_names(tmp_path, save_model, picture):
+    predictor = Predictor.load(save_model(tmp_path, "standard", names=None))
     assert {name for name, _ in predictor(picture(0)).classes} == {"0", "1", "2"}
     with pytest.raises(UserError, match="a standard classifier answers in one network call"):
         predictor(picture(0), trajectory=True)
     with pytest.raises(UserError, match="no sampler to set: leave out steps"):
         Predictor.load(tmp_path, steps=3)
+
+
+def test_bytes_files_arrays_and_tensors_are_images_too(folder, picture):
+    predictor, image = Predictor.load(folder), picture(4)
+    expected = predictor(image).probs
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    pixels = np.asarray(image)
+    file.seek(0)
+    for same in (file.getvalue(), file, pixels, torch.from_numpy(pixels.copy()).permute(2, 0, 1)):
+        assert torch.equal(predictor(same).probs, expected)
+    grey = np.asarray(image.convert("L"))
+    for same in (grey, grey[..., None], torch.from_numpy(grey.copy())[None]):
+        assert torch.equal(predictor(same).probs, predictor(image.convert("L")).probs)
+    assert len(predictor([pixels, image, file.getvalue()])) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (np.zeros((4, 4), dtype=np.float32), r"an array must be 8-bit pixels .* got float32 of shape \(4, 4\)"),
+        (np.zeros((2, 4, 4, 3), dtype=np.uint8), "give a list of such images"),
+        (torch.zeros(3, 4, 4), r"a tensor must be 8-bit pixels of shape \(C, H, W\), got torch.float32"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "give a list of such images"),
+        (b"no image", "the bytes given cannot be read as an image"),
+        (io.BytesIO(b""), "the BytesIO given cannot be read as an image"),
+        (None, "NoneType is no image: give a path"),
+        ({"a": 1}, "dict is no image"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_what_is_no_image_is_refused_in_one_sentence(wrong, says, folder):
+    with pytest.raises(UserError, match=says) as error:
+        Predictor.load(folder)(wrong)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 250

@@ -16,7 +16,7 @@ from didicm.evaluation import (
     reliability,
     risk_coverage,
 )
-from tests.unit.evaluation.making import posteriors, simulate
+from tests.oracle.simulated import posteriors, simulate
 
 
 def test_reliability_agrees_with_scikit_learn():

@@ -1,0 +1,53 @@
+"""Small trained-looking models and images, for the tests of evaluation and inference."""
+
+import numpy as np
+import pytest
+import torch
+
+from didicm import DiffusionClassifier, StandardClassifier, create_model, save
+from didicm.checkpoint import Checkpoint
+from didicm.data import ArraySet, EvalTransform
+
+NAMES = ["ant", "bee", "cat"]
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint():
+    """A classifier of three classes whose answers differ from image to image."""
+
+    def make(kind="diffusion", names=NAMES, transform=True):
+        torch.manual_seed(0)
+        name = "didirn18" if kind == "diffusion" else "didirn18_baseline"
+        model = create_model(name, num_classes=3, in_chans=1, width=0.125, stem="small")
+        classifier = DiffusionClassifier(model) if kind == "diffusion" else StandardClassifier(model)
+        with torch.no_grad():
+            for parameter in model.parameters():  # networks start by saying nothing
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        seen = EvalTransform(8, 1, crop_pct=1.0).to_dict() if transform else None
+        return Checkpoint(classifier.eval(), names, seen)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def save_model(make_checkpoint):
+    """The same, in a model directory."""
+
+    def save_model(folder, kind="diffusion", **options):
+        checkpoint = make_checkpoint(kind, **options)
+        return save(
+            checkpoint.classifier, folder, class_names=checkpoint.class_names, transform=checkpoint.transform
+        )
+
+    return save_model
+
+
+@pytest.fixture(scope="session")
+def some_images():
+    """Labelled images of noise."""
+
+    def make(count=20, names=NAMES, classes=3):
+        pixels = np.random.default_rng(0).integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        return ArraySet(pixels, np.arange(count) % classes, names, channels=1)
+
+    return make
