@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from didicm import (
     DiffusionClassifier,
+    Ensemble,
     Sampler,
     StandardClassifier,
     UniformProcess,
@@ -36,7 +38,7 @@ TRANSFORM = {
 
 def classifiers():
     score = create_model("didirn8", **SMALL, stem="tiny", in_chans=1, parameterization="posterior")
-    plain = create_model("didirn10_baseline", **SMALL)
+    baseline = create_model("didirn10_baseline", **SMALL)
     return {
         "default": DiffusionClassifier(create_model("didirn8", **SMALL)),
         "everything set": DiffusionClassifier(
@@ -46,8 +48,14 @@ def classifiers():
             draws_per_image=4,
             label_proposal=0.5,
         ),
-        "standard": StandardClassifier(plain, "binary-cross-entropy"),
-        "marginal": StandardClassifier(plain, "marginal", UniformProcess(4, Geometric(1e-4, 30.0)), 2),
+        "standard": StandardClassifier(baseline, "binary-cross-entropy"),
+        "marginal": StandardClassifier(baseline, "marginal", UniformProcess(4, Geometric(1e-4, 30.0)), 2),
+        "ensemble": Ensemble(
+            [
+                DiffusionClassifier(create_model("didirn8", **SMALL)),
+                Ensemble([StandardClassifier(create_model("didirn8_baseline", **SMALL))]),
+            ]
+        ),
     }
 
 
@@ -63,7 +71,7 @@ def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
     assert not again.training
     for key in ("process", "sampler", "objective", "draws_per_image", "label_proposal"):
         assert getattr(again, key, None) == getattr(classifier, key, None)
-    image = torch.randn(3, classifier.model.in_chans, 16, 16)
+    image = torch.randn(3, classifier.in_chans, 16, 16)
     assert torch.equal(again(image), classifier(image))
 
 
@@ -85,6 +93,96 @@ def test_a_model_with_a_new_head_is_saved_as_it_is_now(tmp_path):
     model.reset_classifier(6)
     save(DiffusionClassifier(model), tmp_path)
     assert load(tmp_path).classifier.num_classes == 6
+
+
+class Own(torch.nn.Module):
+    """A network of the user's."""
+
+    def __init__(self, num_classes=4):
+        super().__init__()
+        self.num_classes = num_classes
+        self.fc = torch.nn.Linear(3, num_classes)
+
+    def forward(self, image):
+        return self.fc(image.mean((2, 3)))
+
+
+def test_a_network_of_ones_own_is_brought_to_the_loading(tmp_path):
+    """No code comes from files: the directory holds its weights only."""
+    classifier, image = StandardClassifier(Own(), "marginal"), torch.randn(2, 3, 8, 8)
+    save(classifier, tmp_path / "model", class_names=NAMES)
+    assert torch.equal(load(tmp_path / "model", model=Own()).classifier(image), classifier(image))
+    with pytest.raises(UserError, match="saved with a network of your own: give that to load as model="):
+        load(tmp_path / "model")
+    with pytest.raises(UserError, match="has 4 class names for 7 classes"):
+        load(tmp_path / "model", model=Own(7))
+    with pytest.raises(UserError, match="save its members one by one"):
+        save(Ensemble([classifier]), tmp_path / "ensemble")
+    save(classifiers()["default"], tmp_path / "other")
+    with pytest.raises(UserError, match="names its network, didirn8: leave out model"):
+        load(tmp_path / "other", model=Own())
+
+
+def test_a_model_of_format_1_is_read(tmp_path):
+    """As the first version wrote it, in its words."""
+    model = create_model("didirn8", **SMALL, parameterization="posterior")
+    classifier = DiffusionClassifier(model, sampler=Sampler("cl", steps=3), label_proposal=0.5).eval()
+    save(classifier, tmp_path)
+    config = {
+        "format": 1,
+        "kind": "diffusion",
+        "model": {"name": "didirn8", "arguments": {**SMALL, "prediction": "posterior"}},
+        "schedule": {"name": "log-linear", "eps": 0.001},
+        "draws_per_image": 1,
+        "redraw": 0.5,
+        "sampler": {
+            "method": "cl",
+            "steps": 3,
+            "solver": "exact",
+            "query": "middle",
+            "select": "argmin",
+            "chains": 16,
+            "average": "probs",
+            "time": 0.5,
+            "seed": 0,
+        },
+        "class_names": NAMES,
+        "transform": None,
+        "versions": {},
+        "weights_sha256": json.loads((tmp_path / "config.json").read_text())["weights_sha256"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded, image = load(tmp_path).classifier, torch.randn(2, 3, 16, 16)
+    assert loaded.sampler == classifier.sampler
+    assert loaded.label_proposal == 0.5
+    assert torch.equal(loaded(image), classifier(image))
+    del config["redraw"]  # older still
+    config["sampler"]["query"] = "start"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = load(tmp_path).classifier
+    assert (loaded.label_proposal, loaded.sampler.score_time) == (0.0, "start")
+
+
+def test_a_baseline_of_format_1_is_read(tmp_path):
+    classifier, image = classifiers()["standard"].eval(), torch.randn(2, 3, 16, 16)
+    save(classifier, tmp_path)
+    edit(tmp_path, lambda config: config.update(format=1))
+    edit(tmp_path, lambda config: config["model"].update(name="didirn10_plain"))
+    assert torch.equal(load(tmp_path).classifier(image), classifier(image))
+
+
+def test_a_run_is_loaded_from_its_best_model(tmp_path):
+    save(classifiers()["default"], tmp_path / "best", class_names=NAMES)
+    assert load(tmp_path).class_names == NAMES
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path):
+    before = os.umask(0o022)
+    try:
+        save(classifiers()["default"], tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
 
 
 def test_the_config_is_readable(tmp_path):
@@ -121,12 +219,12 @@ def pickle_instead(directory):
 
 
 def rewrite(change):
-    def spoil(directory):
+    def damage(directory):
         weights = load_file(directory / "model.safetensors")
         change(weights)
         save_file(weights, directory / "model.safetensors")
 
-    return spoil
+    return damage
 
 
 def other_weights(directory):
@@ -151,6 +249,22 @@ HOSTILE = {
     "absolute path": (lambda d: edit(d, lambda c: c.update(weights="/etc/passwd")), "unknown key 'weights'"),
     "missing key": (lambda d: edit(d, lambda c: c.pop("model")), "'model' is missing"),
     "missing digest": (lambda d: edit(d, lambda c: c.pop("weights_sha256")), "lacks 'weights_sha256'"),
+    "an ensemble of nobody": (
+        lambda d: (d / "config.json").write_text(
+            json.dumps(
+                {
+                    "format": 2,
+                    "kind": "ensemble",
+                    "members": [],
+                    "class_names": None,
+                    "transform": None,
+                    "weights_sha256": "",
+                }
+            )
+        ),
+        "needs members",
+    ),
+    "a list for a model": (lambda d: edit(d, lambda c: c.update(model=[])), "does not describe a model"),
     "unknown kind": (lambda d: edit(d, lambda c: c.update(kind="gan")), "kind must be"),
     "unknown model": (lambda d: edit(d, lambda c: c["model"].update(name="resnet18")), "unknown model 'resnet18'"),
     "model from elsewhere": (
@@ -163,7 +277,7 @@ HOSTILE = {
     "unknown sampler key": (lambda d: edit(d, lambda c: c["sampler"].update(eta=1)), "eta"),
     "sampler of wrong type": (
         lambda d: edit(d, lambda c: c["sampler"].update(steps="8")),
-        "sampler.steps cannot be",
+        "steps must be a whole number, got '8'",
     ),
     "unknown schedule": (lambda d: edit(d, lambda c: c.update(schedule={"name": "x"})), "unknown schedule"),
     "too few names": (lambda d: edit(d, lambda c: c.update(class_names=["a"])), "1 class names for 4 classes"),
@@ -172,19 +286,19 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_and_damaged_directories_get_one_sentence(kind, tmp_path):
-    spoil, says = HOSTILE[kind]
+    damage, says = HOSTILE[kind]
     save(classifiers()["default"], tmp_path)
-    spoil(tmp_path)
+    damage(tmp_path)
     with pytest.raises(UserError, match=says) as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_directory_and_a_file_are_named(tmp_path):
-    with pytest.raises(UserError, match="not a model directory"):
+    with pytest.raises(UserError, match="nowhere does not exist"):
         load(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="not a model directory"):
+    with pytest.raises(UserError, match="neither a run nor a model directory"):
         load(tmp_path / "file")
 
 
@@ -252,7 +366,7 @@ def test_push_checks_the_model_and_sends_two_files(tmp_path, monkeypatch):
     assert sorted(sent["allow_patterns"]) == ["config.json", "model.safetensors"]
     sent.clear()
     shutil.rmtree(tmp_path / "model")
-    with pytest.raises(UserError, match="not a model directory"):
+    with pytest.raises(UserError, match="model does not exist"):
         push(tmp_path / "model", "hf://owner/name")
     assert sent == {}
     with pytest.raises(UserError, match="write hf://owner/name"):

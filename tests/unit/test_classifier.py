@@ -31,7 +31,7 @@ def diffusion(**settings):
 
 def backbone(**settings):
     torch.manual_seed(0)
-    return DiffusionClassifier(create_model("backbone_score", backbone="resnet10t", num_classes=5), **settings)
+    return DiffusionClassifier(create_model("backbone_score", backbone="test_resnet", num_classes=5), **settings)
 
 
 def standard(objective="cross-entropy"):
@@ -171,28 +171,29 @@ def test_mixed_precision_wrappers_do_not_round_targets_and_random_numbers():
     assert torch.equal(seen["target"], target)
 
 
+@torch.no_grad()
+def repeated_losses(classifier, count):
+    """The loss of one batch (count,), with noise drawn anew each time."""
+    image, target = batch()
+    torch.manual_seed(0)
+    u = torch.rand(count * len(image), classifier.draws_per_image, classifier.numbers_per_draw)
+    losses = classifier.eval().losses(image.repeat(count, 1, 1, 1), target.repeat(count, 1), u)
+    return losses.view(count, -1).mean(1)
+
+
 def test_several_draws_are_the_mean_of_single_ones():
     """Same expectation: over many repeats the averages agree within their errors, and several draws vary less."""
-    image, target = batch()
-    one, many = diffusion().eval(), diffusion(draws_per_image=8).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        single = torch.stack([one.loss(image, target) for _ in range(800)])
-        several = torch.stack([many.loss(image, target) for _ in range(100)])
+    single, several = repeated_losses(diffusion(), 800), repeated_losses(diffusion(draws_per_image=8), 100)
     error = (single.var() / 800 + several.var() / 100).sqrt()
     assert (single.mean() - several.mean()).abs() < 4 * error
     assert several.std() < single.std()
 
 
 def test_importance_sampled_labels_leave_the_mean_and_lower_the_spread():
-    image, target = batch()
-    paper, free = diffusion().eval(), diffusion(label_proposal=0.5).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        one, other = (torch.stack([c.loss(image, target) for _ in range(1500)]) for c in (paper, free))
-    error = ((one.var() + other.var()) / 1500).sqrt()
-    assert (one.mean() - other.mean()).abs() < 4 * error
-    assert other.std() < 0.7 * one.std()
+    paper, ours = repeated_losses(diffusion(), 1500), repeated_losses(diffusion(label_proposal=0.5), 1500)
+    error = ((paper.var() + ours.var()) / 1500).sqrt()
+    assert (paper.mean() - ours.mean()).abs() < 4 * error
+    assert ours.std() < 0.7 * paper.std()
 
 
 def test_settings_of_one_call_do_not_stay():

@@ -122,7 +122,7 @@ def test_the_command_writes_a_model_directory(released, tmp_path, capsys):
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"class {i}" for i in range(11)) + "\n")
     import_official.main([str(path), "--out", str(tmp_path / "model"), "--class-names", str(names)])
-    assert "didirn18 with 11 classes" in capsys.readouterr().out
+    assert "with 11 classes" in capsys.readouterr().out
     checkpoint = load(tmp_path / "model")
     assert checkpoint.class_names[10] == "class 10"
     assert checkpoint.transform["size"] == 112
