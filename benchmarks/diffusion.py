@@ -12,13 +12,12 @@ def run() -> list[Result]:
     torch.manual_seed(0)
     process = UniformProcess(K)
     target, time = torch.rand(B, K).softmax(-1), torch.rand(B)
-    t, s = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.375, dtype=torch.float64)
-    p, log_score = torch.rand(B, K).softmax(-1), process.marginal(torch.randn(B, K).softmax(-1), t).log()
+    t, s = process.schedule.at(0.5), process.schedule.at(0.375)
+    p, log_score = torch.rand(B, K).softmax(-1), process.add_noise(torch.randn(B, K).softmax(-1), t).log()
     R = torch.ones(K, K) - K * torch.eye(K)
     values, U = torch.linalg.eigh(R)
     U_inverse = torch.linalg.inv(U)
     sigma_bar = process.schedule.total(time) / K
-    sigma, keep = (process.schedule.rate(t) / K).item(), process.schedule.keep
 
     def literal_forward() -> Tensor:
         noise = U * torch.exp(sigma_bar[:, None] * values)[:, None]  # U exp(sigma_bar Lambda), (B, K, K)
@@ -30,20 +29,20 @@ def run() -> list[Result]:
     def literal_euler() -> Tensor:
         q = log_score.softmax(-1)
         S = q[:, :, None] * (1 / q)[:, None]
-        SR = S * (sigma * R)
+        SR = S * (t.rate / K * R)
         rate = SR - torch.diag_embed(SR.sum(1))
-        return torch.bmm(torch.eye(K) + rate * (t - s).item(), p[..., None])
+        return torch.bmm(torch.eye(K) + rate * (t.time - s.time), p[..., None])
 
     def literal_exact() -> Tensor:
-        forward = [keep(time).item() * torch.eye(K) + (1 - keep(time).item()) / K for time in (t, s)]
+        forward = [noise.keep * torch.eye(K) + noise.lost / K for noise in (t, s)]
         clean = torch.linalg.solve(forward[0], log_score.softmax(-1).T).T
         q_t, q_s = (clean @ matrix for matrix in forward)
-        e = (keep(t) / keep(s)).item()
+        e = t.keep / s.keep
         between = e * torch.eye(K) + (1 - e) / K
         return torch.bmm(q_s[:, :, None] * between / q_t[:, None], p[..., None])
 
     def euler() -> Tensor:
-        return process.euler_step(p, log_score, t, t - s)
+        return process.euler_step(p, log_score, t, t.time - s.time)
 
     def exact() -> Tensor:
         return process.exact_step(p, process.clean_posterior(log_score, t), t, s)
@@ -71,6 +70,7 @@ def run() -> list[Result]:
 
     K = 21_841
     process = UniformProcess(K, LogLinear(1e-5))
+    t, s = process.schedule.at(0.5), process.schedule.at(0.375)
     p, log_score = torch.rand(B, K).softmax(-1), torch.randn(B, K)
     with PeakMemory() as memory:
         exact()

@@ -1,4 +1,4 @@
-"""What a posterior and a training step cost, in units of plain network calls, on one thread."""
+"""What a posterior and a training step cost, in units of network calls, on one thread."""
 
 from collections.abc import Callable
 from functools import partial
@@ -46,13 +46,13 @@ def backbones() -> list[Result]:
     results = []
     for backbone in ("resnet18", "resnet50"):
         classifier = DiffusionClassifier(create_model("backbone_score", backbone=backbone)).eval()
-        plain = create_model("backbone_baseline", backbone=backbone).eval()
+        baseline = create_model("backbone_baseline", backbone=backbone).eval()
         for size in (64, 224):
             for batch in (1, 16):
                 image = torch.randn(batch, 3, size, size)
-                cost = ratio(partial(classifier, image), partial(plain, image), rounds=8)
+                cost = ratio(partial(classifier, image), partial(baseline, image), rounds=8)
                 name = f"BackboneScore {backbone} at {size} px, B = {batch}: 8 steps"
-                results.append(Result(name, cost, "plain forwards", 1.2, at_least=False))
+                results.append(Result(name, cost, "baseline forwards", 1.2, at_least=False))
     return results
 
 
