@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,7 +18,7 @@ from didicm.errors import UserError, reason
 from didicm.evaluation import load_posteriors
 from didicm.experiments.spec import PICTURES
 from didicm.report.records import Entry, Row
-from didicm.report.style import bare, looks
+from didicm.report.style import RC, bare, looks
 
 CLASSES = 5  # drawn of a posterior
 
@@ -100,13 +102,13 @@ def trajectory_picture(
     traced = [Traced(*item) for item in items]
     highest = max(float(item.states.max()) for item in traced)
     limit = next(limit for limit in (0.25, 0.5, 0.75, 1.0) if limit == 1 or highest < 0.95 * limit)
-    figure, axes = _pairs(len(traced), columns, width=6.4, height=2.5)
-    for item, (left, right) in zip(traced, axes, strict=True):
-        show_image(left, item.image)
-        left.set_title(shorten(item.title, 24), fontsize=9, loc="center")
-        draw_trajectory(right, *item[2:5], truth=item.truth, top=top, top_probability=limit)
-    for _, right in axes[-columns:]:
-        right.set_xlabel("diffusion time: from noise (1) to the answer (0)")
+    with matplotlib.rc_context(RC):
+        figure, axes = _pairs(len(traced), columns, width=6.4, height=2.5)
+        for item, (left, right) in zip(traced, axes, strict=True):
+            show_image(left, item.image, item.title)
+            draw_trajectory(right, *item[2:5], truth=item.truth, top=top, top_probability=limit)
+        for _, right in axes[-columns:]:
+            right.set_xlabel("diffusion time: from noise (1) to the answer (0)")
     return figure
 
 
@@ -160,9 +162,8 @@ def errors(one: Pictures, other: Pictures, entries: Sequence[Entry], count: int 
     palette = looks((str(entry), entry.method.baseline) for entry in entries)
     figure, axes = _pairs(len(chosen), min(2, len(chosen)), width=5.6, height=2.6)
     for at, (left, right) in zip(chosen, axes, strict=True):
-        show_image(left, _array(one.images[at]))
         truth = int(one.labels[at])
-        left.set_title(shorten(one.class_names[truth], 18), fontsize=9, loc="center")
+        show_image(left, _array(one.images[at]), one.class_names[truth])
         both = one.probs[at] + other.probs[at]
         best = both.topk(min(4, len(both))).indices.tolist()
         best = best if truth in best else [*best[:-1], truth]
@@ -188,11 +189,12 @@ def errors(one: Pictures, other: Pictures, entries: Sequence[Entry], count: int 
     return figure
 
 
-def show_image(axes: Axes, image: Any) -> None:
-    """An image of any size: small ones as sharp pixels."""
+def show_image(axes: Axes, image: Any, title: str) -> None:
+    """An image of any size, small ones as sharp pixels; a long title takes two lines and is not clipped."""
     pixels = np.asarray(image)
     smooth = "nearest" if max(pixels.shape[:2]) < 128 else "antialiased"
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation=smooth)
+    axes.set_title(fill(shorten(title, 32), 18), fontsize=9, loc="center")
     bare(axes)
 
 

@@ -3,18 +3,17 @@ import re
 import shutil
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
-from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from didicm.errors import UserError
-from didicm.experiments import Setting, run_grid, write_report
-from tests.unit.study.making import base, cells
+from didicm.experiments.comparison import METHODS
+from didicm.experiments.spec import Condition, make_study
+from didicm.report.html import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FIGURES = {"uncertainty", "gains", "calls", "reliability", "risk", "entropy", "trajectories", "mistakes"}
+FIGURES = {"uncertainty", "gains", "calls", "reliability", "risk", "entropy", "trajectories", "errors"}
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -43,59 +42,86 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def folder(tmp_path_factory, store, comparison):
     out = tmp_path_factory.mktemp("study") / "a b"
-    settings = (Setting(14, 0.1), Setting(7, 0.05))
-    run_grid(base(), cells(2, ("standard", "didicm-posterior"), settings), out)
+    methods = METHODS["standard"], METHODS["didicm-posterior"]
+    store(out, comparison(*methods, conditions=(Condition(14, 0.1), Condition(7, 0.05)), note="Mind the gap."))
     write_report(out)
     return out
 
 
-def test_the_report_is_one_file_with_every_picture_inside(study):
-    text = (study / "report.html").read_text()
+def test_the_report_is_one_file_with_every_picture_inside(folder):
+    text = (folder / "report.html").read_text()
     page = Page(text)
     assert len(page.images) == len(FIGURES)
     assert all(image["src"].startswith("data:image/") and image["alt"] for image in page.images)
     assert all(resource.startswith("data:") for resource in page.resources)
     assert "http" not in re.sub(r"data:image[^\"]*", "", text)
     assert "url(" not in text
-    for words in ("1000 test images", "14 px, 10 % of the images", "--report-only", "DiDiCM posterior, 1 call"):
+    for words in (
+        "40 test images",
+        "14 px, 10 % of the images",
+        "--report-only",
+        "DiDiCM, posterior, 1 call",
+        "Mind the gap.",
+    ):
         assert words in page.text
 
 
-def test_everything_is_made_again_from_stored_results_alone(study, tmp_path):
+def test_everything_is_made_again_from_stored_results_alone(folder, tmp_path):
     copy = tmp_path / "a b"
-    shutil.copytree(study, copy)
-    for made in ("report.html", "figures"):
-        path = copy / made
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for folder in (copy / "cells").iterdir():
-        shutil.rmtree(folder / "last")  # no model is needed
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "figures")
+    (copy / "report.html").unlink()
     again = write_report(copy)
     assert {path.stem for path in (copy / "figures").iterdir()} == FIGURES
-    for path in (study / "figures").glob("*.svg"):
+    for path in (folder / "figures").glob("*.svg"):
         assert path.read_bytes() == (copy / "figures" / path.name).read_bytes()
     assert again.verdict == write_report(copy).verdict
     strip = lambda path: path.read_text().replace(str(path.parent), "")  # noqa: E731
-    assert strip(study / "report.html") == strip(copy / "report.html")
+    assert strip(folder / "report.html") == strip(copy / "report.html")
 
 
-def test_a_half_finished_grid_can_be_reported(tmp_path):
-    run_grid(base(), cells(1, ("standard",)), tmp_path)
+@pytest.mark.parametrize("method", ["standard", "didicm-score"])
+def test_a_half_finished_comparison_can_be_reported(tmp_path, store, comparison, method):
+    store(tmp_path, comparison(METHODS[method]), seeds=1)
     assert "nothing to compare" in write_report(tmp_path).verdict[0]
 
 
-def test_class_names_are_no_formulas(tmp_path):
-    generator = np.random.default_rng(0)
-    for name in ("$10_$20", "_background [old]", "US$ 1 and $x^"):
-        folder = tmp_path / "data" / name
-        folder.mkdir(parents=True)
-        for i in range(12):
-            Image.fromarray(generator.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / f"{i}.png")
-    settings = {"data": str(tmp_path / "data"), "batch_size": 5, "image.size": 8}
-    run_grid(base(**settings), cells(1, settings=(Setting(),)), tmp_path / "out")
-    report = write_report(tmp_path / "out")
-    assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} == FIGURES
+@pytest.mark.parametrize(
+    ("layout", "figures"),
+    [
+        ("uncertainty", {"uncertainty", "gains", "calls"}),
+        ("sizes", {"gains"}),
+        ("steps", {"steps"}),
+        ("metrics", {"uncertainty"}),
+    ],
+)
+def test_every_layout_has_its_figures_and_tables(tmp_path, store, layout, figures):
+    size = {"size": "8"} if layout == "sizes" else {}
+    methods = [{"name": "DiDiCM-CP", "variant": "Weak Aug", **size}]
+    if layout != "steps":
+        methods.insert(0, {**methods[0], "name": "standard", "method": "standard"})
+    content = {"name": "x", "title": "X", "question": "Why?", "layout": layout, "methods": methods}
+    if layout in ("uncertainty", "sizes"):
+        content["published"] = "tab:main_results" if layout == "uncertainty" else "tab:all_resnet"
+    if layout == "steps":
+        content["samplers"] = {"exact": {"steps": [8, 1]}}
+    store(tmp_path, make_study(content, "here"))
+    report = write_report(tmp_path)
+    drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert drawn - {"reliability", "risk", "entropy", "trajectories", "errors"} == figures
+    titles = [table.title for table in report.tables]
+    assert titles[-2:] == ["Test images", "Cost"]
+    assert any(title.startswith("Published: ") for title in titles) == ("published" in content)
+    assert "didicm study x.yaml" in (tmp_path / "report.html").read_text()
+
+
+def test_class_names_are_no_formulas(tmp_path, store, comparison):
+    names = ("$10_$20", "_background [old]", "US$ 1 and $x^")
+    store(tmp_path, comparison(METHODS["standard"], METHODS["didicm-score"]), names)
+    report = write_report(tmp_path)
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == FIGURES
     Console(file=io.StringIO()).print(report.tables[0].to_rich(80))
 
 
@@ -104,26 +130,35 @@ def test_no_results_is_one_sentence(tmp_path):
         write_report(tmp_path)
 
 
+def test_a_missing_picture_is_named_with_its_remedy(tmp_path, store, comparison):
+    store(tmp_path, comparison(METHODS["standard"], METHODS["didicm-score"]), seeds=1)
+    for path in tmp_path.glob("measured/*/pictures.safetensors"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"pictures.safetensors is missing or damaged .*: delete its line"):
+        write_report(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: install it to test the report in a real browser")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1_200_000)
         yield browser
         browser.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(360, 740), (1440, 900)], ids=["phone", "wide"])
-def test_a_real_browser_shows_it_whole(study, browser, size, scheme):
+def test_a_real_browser_shows_it_whole(folder, browser, size, scheme):
     width, height = size
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
+    context.set_default_timeout(1_200_000)
     page, trouble = context.new_page(), []
     page.on("console", lambda message: trouble.append(message.text))
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("requestfailed", lambda request: trouble.append(request.url[:80]))
-    page.goto((study / "report.html").as_uri())
+    page.goto((folder / "report.html").as_uri())
     assert trouble == []
     assert page.title() == page.locator("h1").inner_text()
     for image in page.locator("img").all():

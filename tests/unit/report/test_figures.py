@@ -1,0 +1,100 @@
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from didicm.experiments.results import read_plan, read_results
+from didicm.experiments.spec import Condition
+from didicm.report import figures
+from didicm.report.images import Traced, draw_trajectory, trajectory_picture
+from didicm.report.panels import our_panel
+from didicm.report.records import NLL, TOP1, conditions_of, rows_of
+from didicm.report.style import RC, looks
+from didicm.report.tables import main_table
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with matplotlib.rc_context(RC):
+        yield
+
+
+@pytest.fixture
+def drawn(result, rows, comparison):
+    """The figure over conditions of two methods with very different seeds."""
+
+    def drawn(conditions):
+        found = rows(
+            result(method, seed, 0.01 + 0.3 * seed, 1.0, condition)
+            for seed in range(2)
+            for condition in conditions
+            for method in ("standard", "DiDiCM, score")
+        )
+        return figures.over_columns([our_panel(comparison(), found)], [TOP1, NLL])
+
+    return drawn
+
+
+def test_no_percentage_is_drawn_below_zero(drawn):
+    plot = drawn([Condition(7, 0.1), Condition(14, 0.1)]).axes[0]
+    assert plot.get_ylim()[0] >= 0
+    for bars in plot.containers:
+        lows = [segment[0, 1] for segment in bars.lines[2][0].get_segments()]
+        assert min(lows) == pytest.approx(0)  # the interval itself reaches far below
+
+
+def test_no_line_joins_conditions_without_an_order(drawn):
+    def styles(figure):
+        return {bars.lines[0].get_linestyle() for bars in figure.axes[0].containers}
+
+    assert styles(drawn([Condition(7, 1.0, "noise:3"), Condition(7, 1.0, "blur:3")])) == {"None"}
+    assert "None" not in styles(drawn([Condition(7, 1.0, "noise:3"), Condition(7, 1.0, "noise:1")]))
+
+
+def test_the_reliability_diagram_has_the_tables_ece_and_its_bins(tmp_path, store, comparison):
+    study = comparison(conditions=(Condition(7, 0.5),))
+    store(tmp_path, study)
+    rows = rows_of(read_results(tmp_path), read_plan(tmp_path).study)
+    hard = conditions_of(rows)[-1]
+    figure = figures.reliability_diagrams(figures.load_stored(rows, hard, tmp_path), rows, hard)
+    table = main_table(rows)
+    at = table.header.index("ECE %")
+    shown = {row[0].strip(): row[at].partition(" ±")[0] for row in table.rows}
+    for plot in figure.axes:
+        name, _, error = plot.get_title(loc="left").replace("\n", " ").partition(" ECE ")
+        assert error == f"{shown[name]} %"
+        assert len(plot.patches) == 15
+    assert "15 bins" in figure.get_suptitle()
+
+
+def test_no_two_methods_look_the_same():
+    palette = looks([(f"standard {i}", True) for i in range(3)] + [(f"DiDiCM {i}", False) for i in range(20)])
+    assert len(set(palette.values())) == len(palette)
+    assert looks([("a", False), ("a", False), ("b", False)])["b"] == looks([("a", False), ("b", False)])["b"]
+
+
+def test_a_trajectory_names_its_classes_where_they_end():
+    figure = Figure()
+    states = np.array([[0.25] * 4, [0.1, 0.6, 0.05, 0.25]])
+    draw_trajectory(figure.subplots(), [1.0, -0.01], states, ["a", "b", "c", "$d"], truth="$d", top=3)
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts][::-1] == ["b  60.0 %", "$d ✓  25.0 %", "a  10.0 %"]
+    assert axes.get_xlim() == (1, 0)
+    heights = sorted(text.xyann[1] for text in axes.texts)
+    assert min(np.diff(heights)) > 0.1  # far enough apart to read
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_nothing_of_a_picture_of_trajectories_is_clipped(columns):
+    states = np.linspace([0.5, 0.5], [0.9, 0.1], 5)
+    image, names = Image.new("RGB", (40, 20)), ["a class with a very long name indeed", "b"]
+    item = ("a title that is longer than it should be", image, [1, 0.75, 0.5, 0.25, 0], states, names)
+    figure = trajectory_picture([item, Traced(*item, truth="b"), item], columns=columns)
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    for plot in figure.axes:
+        for text in [plot.title, *plot.texts]:
+            box = text.get_window_extent()
+            assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
+            assert whole.y0 <= box.y0 <= box.y1 <= whole.y1

@@ -1,0 +1,118 @@
+import pytest
+
+from didicm.experiments.spec import Condition
+
+
+@pytest.fixture
+def compared(result, rows):
+    """Results with a little noise that both sides share; `ours` and `standard` are accuracies."""
+
+    def compared(ours, standard, nll=(0.5, 0.5), seeds=4, more=()):
+        noise = [0.01 * (seed % 3) for seed in range(seeds)]
+        jitter = [0.002 * (-1) ** seed for seed in range(seeds)]
+        results = [*more]
+        for seed in range(seeds):
+            results.append(result("standard", seed, standard + noise[seed], nll[1] + noise[seed]))
+            accuracy = ours + noise[seed] + jitter[seed]
+            results.append(result("DiDiCM, posterior", seed, accuracy, nll[0] + noise[seed], calls=8))
+        return rows(results)
+
+    return compared
+
+
+def test_it_says_who_wins(compared, says):
+    accuracy, posterior, cost = says(compared(0.80, 0.75, (0.4, 0.6)))
+    assert accuracy.startswith(
+        "DiDiCM is more accurate than the standard classifier: 80.8 % against 75.8 % (DiDiCM, "
+    )
+    assert "(DiDiCM, posterior, 8 steps; standard)" in accuracy
+    assert posterior.startswith("As trained, DiDiCM's probabilities are better: NLL 0.5")
+    assert "With a temperature for both, they are better: NLL 0.4" in posterior
+    assert cost.startswith("The 8 network calls of DiDiCM cost 8.0 times")
+    assert "a single call, at 1.0 times, has NLL 0.5" in cost
+
+
+def test_it_says_when_the_standard_classifier_wins_and_puts_its_number_first(compared, says):
+    accuracy, posterior, _ = says(compared(0.70, 0.75, (0.7, 0.6)))
+    assert accuracy.startswith(
+        "The standard classifier is more accurate than DiDiCM: 75.8 % against 70.8 % (standard;"
+    )
+    assert "a difference of +5.0 points (95 % interval +4.6 to +5.4, 4 seeds)" in accuracy
+    assert posterior.startswith("As trained, DiDiCM's probabilities are worse")
+
+
+def test_it_says_when_the_difference_is_noise(compared, says):
+    accuracy, posterior, _ = says(compared(0.7505, 0.75, (0.5, 0.5)))
+    assert "cannot be told apart" in accuracy
+    assert "4 seeds" in accuracy
+    assert "within noise" in posterior
+
+
+def test_few_seeds_are_told_and_one_claims_nothing(compared, says):
+    told = says(compared(0.9, 0.5, seeds=1))
+    assert "cannot be told apart" in told[0]
+    assert "says little" in told[0]
+    assert told[-1].startswith("A single seed: there are no intervals")
+    assert says(compared(0.9, 0.5, seeds=2))[-1].startswith("Few seeds: with 2, the intervals are wide")
+    assert not [
+        sentence for sentence in says(compared(0.9, 0.5, seeds=3)) if "seed:" in sentence or "Few" in sentence
+    ]
+
+
+def test_training_that_had_not_ended_is_told(result, rows, says):
+    results = [
+        result(method, seed, 0.5, 1.0, calls=calls, final_epochs_gain=gain)
+        for seed in range(3)
+        for method, calls, gain in (("standard", 1, 0.01), ("DiDiCM, score", 8, 0.12))
+    ]
+    last = says(rows(results))[-1]
+    assert last.startswith("Still improving when training ended: DiDiCM, score (12 %)")
+    assert "standard" not in last
+
+
+def test_it_is_against_the_better_standard_classifier(compared, result, says):
+    better = [result("standard, smoothed labels", seed, 0.9 + 0.01 * (seed % 3), 0.5) for seed in range(4)]
+    told = says(compared(0.80, 0.75, more=better))
+    assert told[0].startswith("The standard classifier is more accurate")
+    assert "(standard, smoothed labels; DiDiCM, posterior, 8 steps)" in told[0]
+
+
+def test_conditions_are_no_seeds(result, rows, says):
+    """One seed under many conditions has no interval, and how conditions differ does not widen that over seeds."""
+    gains = {Condition(7, 0.1): -0.001, Condition(14, 0.1): 0.006, Condition(28, 0.1): 0.058}
+
+    def results(seeds):
+        return rows(
+            result(method, seed, 0.5 + 0.001 * seed + gain, 1.0, condition, calls=calls)
+            for seed in range(seeds)
+            for condition in gains
+            for method, gain, calls in (("standard", 0.0, 1), ("DiDiCM, score", gains[condition], 2))
+        )
+
+    assert "from a single run each" in says(results(1))[0]
+    told = says(results(4))[0]
+    assert told.startswith("DiDiCM is more accurate")
+    assert "+2.1 points (95 % interval +2.1 to +2.1, 4 seeds)" in told
+
+
+def test_only_what_both_sides_were_run_in_is_compared(result, rows, says):
+    easy, hard = Condition(28, 1.0), Condition(7, 0.1)
+    results = [
+        result(method, seed, accuracy, 1.0, condition, calls=2 if method == "DiDiCM, score" else 1)
+        for seed in range(2)
+        for method, condition, accuracy in (
+            ("standard", easy, 0.88),
+            ("standard", hard, 0.64),
+            ("standard, smoothed labels", easy, 0.895),
+            ("DiDiCM, score", easy, 0.90),
+            ("DiDiCM, score", hard, 0.66),
+        )
+    ]
+    assert "78.0 % against 76.0 %" in says(rows(results))[0]
+    apart = [result("standard", 0, 0.5, 1.0, easy), result("DiDiCM, score", 0, 0.5, 1.0, hard, calls=2)]
+    assert says(rows(apart))[0].startswith("There is nothing to compare")
+
+
+def test_without_a_baseline_there_is_nothing_to_compare(result, rows, says):
+    for method in ("standard", "DiDiCM, score"):
+        assert says(rows([result(method, 0, 0.5, 1.0)]))[0].startswith("There is nothing to compare")
