@@ -10,10 +10,12 @@ from rich.console import Console
 from didicm.errors import UserError
 from didicm.experiments.comparison import METHODS
 from didicm.experiments.spec import Condition, make_study
+from didicm.report import html
 from didicm.report.html import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FIGURES = {"uncertainty", "gains", "calls", "reliability", "risk", "entropy", "trajectories", "errors"}
+POSTERIORS = {"reliability", "risk", "entropy", "trajectories", "errors"}
+FIGURES = {"uncertainty", "gains", "calls", *POSTERIORS}
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -73,11 +75,10 @@ def test_everything_is_made_again_from_stored_results_alone(folder, tmp_path):
     shutil.copytree(folder, copy)
     shutil.rmtree(copy / "figures")
     (copy / "report.html").unlink()
-    again = write_report(copy)
+    write_report(copy)
     assert {path.stem for path in (copy / "figures").iterdir()} == FIGURES
     for path in (folder / "figures").glob("*.svg"):
         assert path.read_bytes() == (copy / "figures" / path.name).read_bytes()
-    assert again.verdict == write_report(copy).verdict
     strip = lambda path: path.read_text().replace(str(path.parent), "")  # noqa: E731
     assert strip(folder / "report.html") == strip(copy / "report.html")
 
@@ -97,7 +98,8 @@ def test_a_half_finished_comparison_can_be_reported(tmp_path, store, comparison,
         ("metrics", {"uncertainty"}),
     ],
 )
-def test_every_layout_has_its_figures_and_tables(tmp_path, store, layout, figures):
+def test_every_layout_has_its_figures_and_tables(tmp_path, store, monkeypatch, layout, figures):
+    monkeypatch.setattr(html, "_draw_posteriors", lambda *_: [])  # the same in every layout, and slow
     size = {"size": "8"} if layout == "sizes" else {}
     methods = [{"name": "DiDiCM-CP", "variant": "Weak Aug", **size}]
     if layout != "steps":
@@ -109,19 +111,19 @@ def test_every_layout_has_its_figures_and_tables(tmp_path, store, layout, figure
         content["samplers"] = {"exact": {"steps": [8, 1]}}
     store(tmp_path, make_study(content, "here"))
     report = write_report(tmp_path)
-    drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert drawn - {"reliability", "risk", "entropy", "trajectories", "errors"} == figures
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == figures
     titles = [table.title for table in report.tables]
     assert titles[-2:] == ["Test images", "Cost"]
     assert any(title.startswith("Published: ") for title in titles) == ("published" in content)
     assert "didicm study x.yaml" in (tmp_path / "report.html").read_text()
 
 
-def test_class_names_are_no_formulas(tmp_path, store, comparison):
+def test_class_names_are_no_formulas(tmp_path, store, comparison, monkeypatch):
+    monkeypatch.setattr(html, "draw_numbers", lambda *_: [])  # they name no classes
     names = ("$10_$20", "_background [old]", "US$ 1 and $x^")
     store(tmp_path, comparison(METHODS["standard"], METHODS["didicm-score"]), names)
     report = write_report(tmp_path)
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == FIGURES
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == POSTERIORS
     Console(file=io.StringIO()).print(report.tables[0].to_rich(80))
 
 
