@@ -230,17 +230,14 @@ def _load_weights(model: nn.Module, path: Path, digest: str) -> None:
 
 
 def _check_weights(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], path: Path) -> None:
-    for name in expected.keys() - weights.keys():
-        raise UserError(f"{path} lacks {name}: it does not belong to the {CONFIG} beside it")
-    for name in weights.keys() - expected.keys():
-        raise UserError(
-            f"{path} holds {name}, which the model has not: it does not belong to the {CONFIG} beside it"
-        )
-    for name, x in expected.items():
-        if weights[name].shape != x.shape:
+    def shape(of: Mapping[str, Tensor], name: str) -> str:
+        return f"shape {tuple(of[name].shape)}" if name in of else "none"
+
+    for name in sorted(expected.keys() | weights.keys()):
+        has, needs = shape(weights, name), shape(expected, name)
+        if has != needs:
             raise UserError(
-                f"{path} has {name} of shape {tuple(weights[name].shape)} where the model has {tuple(x.shape)}: "
-                f"it does not belong to the {CONFIG} beside it"
+                f"{path} does not belong to the {CONFIG} beside it: of {name} it has {has}, the model {needs}"
             )
 
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from didicm.diffusion import Posterior, ScoreFunction, UniformProcess, marginal_score_entropy, score_entropy
 from didicm.diffusion import Sampler as Sampler
-from didicm.diffusion.sampling import Callback, index_features
-from didicm.diffusion.solver import check_choice
+from didicm.diffusion.sampling import Callback
+from didicm.diffusion.solver import check_choice, index_features
 from didicm.errors import UserError
 
 # Earliest time in training: closer to 0 the true ratios leave float32.

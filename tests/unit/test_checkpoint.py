@@ -236,9 +236,15 @@ HOSTILE = {
     "a pickle": (pickle_instead, "model.safetensors is damaged or no safetensors file"),
     "empty weights": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
-    "wrong shape": (rewrite(lambda w: w.update({"fc.bias": torch.zeros(9)})), r"fc.bias of shape \(9,\)"),
-    "lacking weight": (rewrite(lambda w: w.pop("fc.bias")), "lacks fc.bias"),
-    "extra weight": (rewrite(lambda w: w.update({"spy": torch.zeros(2)})), "holds spy"),
+    "wrong shape": (
+        rewrite(lambda w: w.update({"fc.bias": torch.zeros(9)})),
+        r"of fc.bias it has shape \(9,\), the model shape \(4,\)",
+    ),
+    "lacking weight": (rewrite(lambda w: w.pop("fc.bias")), "of fc.bias it has none, the model shape"),
+    "extra weight": (
+        rewrite(lambda w: w.update({"spy": torch.zeros(2)})),
+        r"of spy it has shape \(2,\), the model none",
+    ),
     "weights of another save": (other_weights, "does not belong to the config.json"),
     "no config": (lambda d: (d / "config.json").unlink(), "holds no config.json"),
     "no json": (lambda d: (d / "config.json").write_text("{"), "config.json is damaged"),

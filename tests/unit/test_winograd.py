@@ -45,7 +45,7 @@ def test_leaves_to_the_convolution_what_it_does_better(monkeypatch):
         {"kernel_size": 1},
     ],
 )
-def test_suits_only_plain_convolutions(options):
+def test_suits_only_3_by_3_convolutions_of_stride_1(options):
     usual = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1}
     assert WinogradConv2d.suits(nn.Conv2d(**usual))
     assert not WinogradConv2d.suits(nn.Conv2d(**(usual | options)))

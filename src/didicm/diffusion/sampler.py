@@ -47,7 +47,7 @@ class Sampler:
         self, model: ScoreFunction, image: Tensor, process: UniformProcess, callback: Callback | None = None
     ) -> Posterior:
         """Sample the posterior of images (B, C, H, W)."""
-        settings = {name: getattr(self, name) for name in _reads(self.method)}
+        settings = {name: getattr(self, name) for name in _READS[self.method]}
         return _METHODS[self.method](model, image, process, callback=callback, **settings)
 
     def changed(self, **settings: Any) -> "Sampler":
@@ -57,8 +57,8 @@ class Sampler:
                 raise UserError(f"a sampler has no setting {name!r}: {did_you_mean(name, _SETTINGS)}")
         sampler = replace(self, **settings)
         for name in settings:
-            if name not in ("method", "seed", *_reads(sampler.method)):
-                readers = " or ".join(method for method in _METHODS if name in _reads(method))
+            if name not in ("method", "seed", *_READS[sampler.method]):
+                readers = " or ".join(method for method, reads in _READS.items() if name in reads)
                 raise UserError(
                     f"sampler {sampler.method} has no {name}: leave it out or choose sampler {readers}"
                 )
@@ -66,12 +66,12 @@ class Sampler:
 
     def identity(self) -> dict[str, Any]:
         """The method and the settings that it reads, without the seed: what a calibration is tied to."""
-        return {name: getattr(self, name) for name in ("method", *_reads(self.method)) if name != "seed"}
+        return {name: getattr(self, name) for name in ("method", *_READS[self.method]) if name != "seed"}
 
 
-_SETTINGS = [field.name for field in fields(Sampler)]
 _CHOICES = {"method": Method, "solver": Solver, "score_time": ScoreTime, "select": Select, "average": Average}
-
-
-def _reads(method: str) -> list[str]:
-    return [name for name in _SETTINGS if name in signature(_METHODS[method]).parameters]
+_SETTINGS = [field.name for field in fields(Sampler)]
+_READS = {  # by method
+    method: [name for name in _SETTINGS if name in signature(sample).parameters]
+    for method, sample in _METHODS.items()
+}

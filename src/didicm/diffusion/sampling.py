@@ -20,12 +20,12 @@ from didicm.diffusion.process import UniformProcess
 from didicm.diffusion.random import ImageRandom, sample_categorical
 from didicm.diffusion.solver import (
     SOLVERS,
-    Features,
     Interval,
     ScoreFunction,
+    Scores,
     ScoreTime,
     Solver,
-    ask,
+    SolverStep,
     check_choice,
     intervals,
     normalise,
@@ -58,11 +58,6 @@ class Step:
 Callback: TypeAlias = Callable[[Step], object]
 
 
-def index_features(features: Features, rows: Tensor) -> Features:
-    """Pick or repeat the features of some images of a batch."""
-    return features[rows] if isinstance(features, Tensor) else tuple(x[rows] for x in features)
-
-
 def readout(
     model: ScoreFunction,
     image: Tensor,
@@ -75,7 +70,7 @@ def readout(
     if not 0 < time <= 1:
         raise UserError(f"time must lie in (0, 1], got {time}")
     label, t = torch.zeros(len(image), dtype=torch.long, device=image.device), process.schedule.at(time)
-    p = process.clean_posterior(ask(model, model.encode(image), label, t, process), t)
+    p = process.clean_posterior(Scores(model, image, process)(label, t), t)
     if callback:
         callback(Step(0.0, p, label.unsqueeze(-1)))
     return Posterior(p, nfe=1)
@@ -111,10 +106,10 @@ def sample_cp(
     times = intervals(process.schedule, steps, grid, solver, score_time)
     check_choice("select", select, Select)
     step, choose = SOLVERS[solver][0], _SELECT[select]
-    features, random, p = model.encode(image), ImageRandom(image, seed), _uniform(image, process)
+    score, random, p = Scores(model, image, process), ImageRandom(image, seed), _uniform(image, process)
     for interval in times:
         label = choose(p, random)
-        log_score = ask(model, features, label, interval.score, process)
+        log_score = score(label, interval.score)
         p = step(process, p.to(log_score.dtype), log_score, interval)
         if callback:
             callback(Step(interval.s.time, p, label.unsqueeze(-1)))
@@ -151,13 +146,14 @@ def sample_cl(
     check_choice("average", average, Average)
     if chains < 1 or chunk < 1:
         raise UserError(f"chains and chunk must be at least 1, got {chains} and {chunk}")
-    features, random, p = model.encode(image), ImageRandom(image, seed), _uniform(image, process)
+    score, random, p = Scores(model, image, process), ImageRandom(image, seed), _uniform(image, process)
+    step = SOLVERS[solver][1]
     label = random.label(process.num_classes, chains).flatten()  # (B * N,), an image's chains side by side
     owner = torch.arange(len(image), device=image.device).repeat_interleave(chains)
     for interval in times:
         asked, u = label.view(-1, chains).clone(), random.uniform(chains).flatten()
         p = torch.zeros_like(p)
-        for rows, probs in _label_steps(model, features, owner, label, interval, process, solver, chunk):
+        for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
             label[rows] = sample_categorical(probs, u[rows])
             ends = probs if average == "probs" else process.distribution(label[rows]).to(probs.dtype)
             p = p.to(probs.dtype).index_add(0, owner[rows], ends)
@@ -187,11 +183,11 @@ def sample_naive(
         chunk: at most this many (image, label) pairs go through the network together.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
-    features, p = model.encode(image), _uniform(image, process)
+    score, step, p = Scores(model, image, process), SOLVERS[solver][1], _uniform(image, process)
     owner, label = torch.ones_like(p).nonzero().unbind(-1)  # (B * K,), every pair of an image and a label
     for interval in times:
         next_p = torch.zeros_like(p)
-        for rows, probs in _label_steps(model, features, owner, label, interval, process, solver, chunk):
+        for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
             weight = p.flatten()[rows].to(probs.dtype).unsqueeze(-1)
             next_p = next_p.to(probs.dtype).index_add(0, owner[rows], weight * probs)
         p = normalise(next_p)
@@ -201,20 +197,12 @@ def sample_naive(
 
 
 def _label_steps(
-    model: ScoreFunction,
-    features: Features,
-    owner: Tensor,
-    label: Tensor,
-    interval: Interval,
-    process: UniformProcess,
-    solver: Solver,
-    chunk: int,
+    score: Scores, step: SolverStep, owner: Tensor, label: Tensor, interval: Interval, chunk: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Distributions (chunk, K) of the next of the labels (N,) that belong to images (N,), with their rows."""
-    step = SOLVERS[solver][1]
+    """Rows, and distributions (chunk, K) of the next label there, of labels (N,) that belong to images (N,)."""
     for rows in torch.split(torch.arange(len(label), device=label.device), chunk):
-        log_score = ask(model, index_features(features, owner[rows]), label[rows], interval.score, process)
-        yield rows, step(process, label[rows], log_score, interval)
+        log_score = score(label[rows], interval.score, owner[rows])
+        yield rows, step(score.process, label[rows], log_score, interval)
 
 
 def _least_likely(p: Tensor) -> Tensor:

@@ -72,21 +72,33 @@ def time_grid(steps: int) -> Tensor:
     return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
 
 
-def ask(model: ScoreFunction, features: Features, label: Tensor, t: Noise, process: UniformProcess) -> Tensor:
-    """Call the network, and go on in float32 or better whatever it returns."""
-    log_score = model.score(features, label, torch.full(label.shape, t.total, device=label.device))
-    if log_score.shape != (len(label), process.num_classes):
-        raise ValueError(
-            f"the network returned log-scores of shape {tuple(log_score.shape)} for {len(label)} images "
-            f"and {process.num_classes} classes: model and process must agree on the number of classes"
-        )
-    log_score = log_score.to(torch.promote_types(log_score.dtype, torch.float32))
-    if not math.isfinite(log_score.sum().item()):
-        raise FloatingPointError(
-            f"the network returned non-finite log-scores at t = {t.time:.4g}: its weights or the image are "
-            "broken, or half precision overflowed; check them, or run the network in float32"
-        )
-    return log_score
+class Scores:
+    """A network's log-scores of a batch of images, each encoded once."""
+
+    def __init__(self, model: ScoreFunction, image: Tensor, process: UniformProcess) -> None:
+        self.process, self._model, self._features = process, model, model.encode(image)
+
+    def __call__(self, label: Tensor, t: Noise, rows: Tensor | None = None) -> Tensor:
+        """Log-scores (B, K), in float32 or better, at labels (B,) of all images, or of those in `rows` (B,)."""
+        features = self._features if rows is None else index_features(self._features, rows)
+        log_score = self._model.score(features, label, torch.full(label.shape, t.total, device=label.device))
+        if log_score.shape != (len(label), self.process.num_classes):
+            raise ValueError(
+                f"the network returned log-scores of shape {tuple(log_score.shape)} for {len(label)} images and "
+                f"{self.process.num_classes} classes: model and process must agree on the number of classes"
+            )
+        log_score = log_score.to(torch.promote_types(log_score.dtype, torch.float32))
+        if not math.isfinite(log_score.sum().item()):
+            raise FloatingPointError(
+                f"the network returned non-finite log-scores at t = {t.time:.4g}: its weights or the image are "
+                "broken, or half precision overflowed; check them, or run the network in float32"
+            )
+        return log_score
+
+
+def index_features(features: Features, rows: Tensor) -> Features:
+    """Pick or repeat the features of some images of a batch."""
+    return features[rows] if isinstance(features, Tensor) else tuple(x[rows] for x in features)
 
 
 def _exact_step(process: UniformProcess, p: Tensor, log_score: Tensor, at: Interval) -> Tensor:
@@ -108,8 +120,8 @@ def _euler_label_step(process: UniformProcess, label: Tensor, log_score: Tensor,
 
 
 # solver -> step of probabilities (B, K), and of labels (B,); both give probabilities (B, K)
-_Step: TypeAlias = Callable[[UniformProcess, Tensor, Tensor, Interval], Tensor]
-SOLVERS: dict[Solver, tuple[_Step, _Step]] = {
+SolverStep: TypeAlias = Callable[[UniformProcess, Tensor, Tensor, Interval], Tensor]
+SOLVERS: dict[Solver, tuple[SolverStep, SolverStep]] = {
     "exact": (_exact_step, _exact_label_step),
     "euler": (_euler_step, _euler_label_step),
     "official": (_euler_step, _euler_label_step),

@@ -1,6 +1,6 @@
 """3 x 3 convolutions with a quarter of the multiplications: Winograd's F(4 x 4, 3 x 3), for the CPU.
 
-The padded image is cut into tiles of 6 x 6 that overlap by two. Seen as polynomials and evaluated at six points a
+The padded image is cut into tiles of 6 x 6 that overlap by two. Seen as polynomials and evaluated at six points per
 side, a tile and a filter convolve by multiplying point by point: 36 matrix products for all tiles together. Going
 back from the points, each tile gives 4 x 4 outputs. In float32 they differ from those of a direct convolution by
 about 1e-5 of the largest.
@@ -41,12 +41,12 @@ class WinogradConv2d(nn.Module):
             and module.groups == 1
             and module.padding_mode == "zeros"
             and min(module.in_channels, module.out_channels) >= LEAST_CHANNELS_COMPILED
-            and _plain(module.weight)
+            and _cpu_float32(module.weight)
         )
 
     def pays(self, x: Tensor) -> bool:
         """Whether this is accurate and faster than the direct convolution for an input (B, C, H, W)."""
-        if not _plain(x) or torch.is_autocast_enabled("cpu"):
+        if not _cpu_float32(x) or torch.is_autocast_enabled("cpu"):
             return False
         batch, _, height, width = x.shape
         tiles = batch * _tiles(height) * _tiles(width)
@@ -112,5 +112,5 @@ def _tiles(size: int) -> int:
     return -(-size // OUT)
 
 
-def _plain(x: Tensor) -> bool:
+def _cpu_float32(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32

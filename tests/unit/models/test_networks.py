@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import didicm
-from didicm.diffusion.sampling import index_features
+from didicm.diffusion.solver import index_features
 from didicm.models import Cost, ScoreModel, baseline_name, cost, create_model, list_models
 
 SCORES = [name for name in list_models() if not name.endswith("_baseline")]
