@@ -12,7 +12,7 @@ from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from didicm.errors import UserError
+from didicm.errors import UserError, reason
 from didicm.settings import RunConfig
 
 
@@ -32,10 +32,9 @@ def make_fabric(config: RunConfig) -> Fabric:
             strategy=strategy,
             precision=config.precision,
         )
-    except (ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # fabric's own, and those of the libraries a device needs
         raise UserError(
-            f"run.accelerator, devices, strategy and precision do not go together: {reason}"
+            f"run.accelerator, devices, strategy and precision cannot be used so here: {reason(error)}"
         ) from error
 
 

@@ -1,0 +1,394 @@
+"""`didicm train` as a user runs it: to the end, stopped, killed, resumed, in several processes, with mistakes."""
+
+import io
+import json
+import signal
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import didicm
+from didicm.settings import load_recipe, recipes
+from didicm.training.state import load_state
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "didicm.cli")
+
+
+@pytest.fixture
+def train(works, train_flags):
+    """Train a tiny run to its end."""
+    return lambda out, **changes: works("train", *train_flags(out, **changes)).out
+
+
+def wait_until(condition, process):
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": "standard"},
+        {"method": "standard", "objective": "marginal", "draws_per_image": 4},
+        {"method": "standard", "objective": "binary-cross-entropy", "augment__mixup": 0.2},
+        {"draws_per_image": 2, "accumulate": 2, "balance": "weights", "optimizer__ema": "null"},
+        {"balance": "sampling", "corrupt_train": "noise:2", "corrupt_eval": "blur:1", "optimizer__name": "lamb"},
+        {"schedule": '{"name": "geometric"}', "sampler__method": "cl", "augment__label_smoothing": 0.1},
+        {"run__precision": "bf16-mixed", "run__tensorboard": "true"},
+    ],
+    ids=str,
+)
+def test_one_command_trains_either_kind(changes, tmp_path, train, metrics_of):
+    run = tmp_path / "runs" / "x"
+    printed = train(run, **changes)
+    for place in ("best", "last"):
+        checkpoint = didicm.load(run / place)
+        assert checkpoint.class_names[0] == "T-shirt/top"
+        assert checkpoint.transform["size"] == 14
+        assert checkpoint.classifier(torch.zeros(2, 1, 14, 14)).shape == (2, 10)
+    numbers = metrics_of(run)
+    assert numbers[-1].keys() >= {"val/cls/Acc", "val/cls/Acc5", "val/cls/NLL", "val/cal/ECE"}
+    assert [n["step"] for n in numbers if "loss" in n] == list(range(1, 11))
+    assert [n["epoch"] for n in numbers if "loss" in n] == [1] * 5 + [2] * 5  # as on the screen
+    assert "epoch 2: accuracy" in printed
+    assert "images/s" in printed
+    assert "best model:" in printed
+    assert ("shifts calibration" in printed) == ("balance" in changes)
+    if "run__tensorboard" in changes:
+        assert list((run / "tensorboard").iterdir())
+
+
+def test_training_learns(tmp_path, train, metrics_of):
+    train(tmp_path / "run", epochs=20, fraction=0.5)
+    accuracy = [n["val/cls/Acc"] for n in metrics_of(tmp_path / "run") if "val/cls/Acc" in n]
+    assert accuracy[-1] > 0.5
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(
+    tmp_path, train, start_didicm, train_flags, weights_of, assert_same, metrics_of, works
+):
+    settings = {"run__save_seconds": 0, "epochs": 6}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(whole, **settings)
+
+    def position():
+        return load_state(killed)[0].step if (killed / "state" / "state.safetensors").exists() else 0
+
+    for moment in (1, 11, 19):  # in the first epoch, after a validation, in the middle
+        process = start_didicm("train", *train_flags(killed, **settings))
+        wait_until(lambda moment=moment: position() >= moment, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not load_state(killed)[0].finished
+    assert f"resuming from step {position()} of 30" in works("train", *train_flags(killed, **settings)).out
+    assert_same(weights_of(whole), weights_of(killed))
+    assert_same(weights_of(whole, "best"), weights_of(killed, "best"))
+    steps = [n["step"] for n in metrics_of(killed) if "loss" in n]
+    assert steps == list(range(1, 31))
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_saves_says_how_to_resume_and_goes_on_to_the_same_bits(
+    stop, tmp_path, train, start_didicm, train_flags, works, weights_of, assert_same
+):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(whole, epochs=4)
+    process = start_didicm("train", *train_flags(stopped, epochs=4))
+    while "step " not in process.stdout.readline():
+        assert process.poll() is None, process.communicate()
+    process.send_signal(stop)
+    printed, _ = process.communicate()
+    assert process.returncode == 130
+    assert f"resume with: didicm train --out {stopped}" in printed.replace("\n", " ")
+    assert 0 < load_state(stopped)[0].step < 20
+    works("train", f"--out={stopped}")  # nothing else is needed
+    assert_same(weights_of(whole), weights_of(stopped))
+
+
+def test_a_run_that_exists_names_the_one_setting_that_differs(tmp_path, train, fails, works, train_flags):
+    run = tmp_path / "run"
+    train(run)
+    before = (run / "last" / "model.safetensors").read_bytes()
+    assert "is finished" in works("train", f"--out={run}").out
+    assert "is finished" in works("train", *train_flags(run, run__workers=0)).out
+    error = fails("train", f"--out={run}", "--epochs=3")
+    assert "started with other settings (epochs is 2, not 3): add --extend" in error
+    error = fails("train", *train_flags(run, seed=4))
+    assert "(seed is 0, not 4)" in error
+    assert (run / "last" / "model.safetensors").read_bytes() == before
+
+
+def test_a_finished_run_can_be_extended_on_purpose(tmp_path, train, works, fails, metrics_of):
+    run = tmp_path / "run"
+    train(run)
+    assert "more epochs than the 2" in fails("train", f"--out={run}", "--epochs=1", "--extend")
+    assert "resuming from step 10 of 20" in works("train", f"--out={run}", "--epochs=4", "--extend").out
+    assert [n["step"] for n in metrics_of(run) if "loss" in n] == list(range(1, 21))
+    assert "is finished" in works("train", f"--out={run}").out
+    assert "epochs: 4" in (run / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "fabric", "fsdp"])
+def test_two_processes_end_where_one_does(
+    launcher, tmp_path, train, train_flags, didicm_command, weights_of, assert_same, metrics_of
+):
+    """On a network without batch statistics, whatever the split, a step is the same step."""
+    settings = {
+        "model": "backbone_score",
+        "model_args": '{"backbone": "test_vit", "width": null, "stem": null}',
+        "image__size": 160,
+        "fraction": 0.02,
+        "batch_size": 8,
+        "epochs": 1,
+        "optimizer__name": "sgd",
+        "optimizer__lr": 0.05,
+        "draws_per_image": 2,
+        "corrupt_eval": "resolution:7",
+        "optimizer__ema": "null" if launcher == "fsdp" else 0.9,
+    }
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(one, **settings)
+    settings |= {"run__strategy": "fsdp" if launcher == "fsdp" else "ddp", "run__save_seconds": 0}
+    if launcher == "torchrun":
+        code, shown, trouble = didicm_command("train", *train_flags(two, **settings), under=TORCHRUN)
+    else:
+        code, shown, trouble = didicm_command("train", *train_flags(two, run__devices=2, **settings))
+    assert code == 0, shown + trouble
+    assert_same(weights_of(one), weights_of(two), atol=1e-5)
+    states = [load_state(run) for run in (one, two)]
+    assert states[1][0].finished
+    assert_same(states[0][1]["model"], states[1][1]["model"], atol=1e-5)
+    first, second = metrics_of(one)[-1], metrics_of(two)[-1]
+    assert second["val/cls/NLL"] == pytest.approx(first["val/cls/NLL"], abs=1e-4)
+
+
+def write_images(folder, classes=("cat", "köter", "鳥"), count=6, size=(40, 30)):
+    rng = np.random.default_rng(0)
+    for k, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            pixels = rng.integers(0, 100, (size[1], size[0], 3), dtype=np.uint8)
+            pixels[..., k % 3] += 100
+            Image.fromarray(pixels).save(folder / name / f"{i}.jpg")
+    return folder
+
+
+@pytest.mark.parametrize("size", [224, 56])
+@pytest.mark.parametrize("method", ["diffusion", "standard"])
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_takes_a_step(name, method, size, tmp_path, works, metrics_of):
+    data = write_images(tmp_path / "imagenet" / "train", size=(250, 250) if size == 224 else (80, 60))
+    write_images(tmp_path / "imagenet" / "val", count=2, size=(80, 60))
+    own = ["--model-args.width=0.125"]
+    if name == "finetune":
+        own = ["--model-args", '{"backbone": "resnet10t", "pretrained": false}']
+    elif name != "small":
+        own.append("--model=didirn10" if size == 224 else "--model=didirn50")
+    run = tmp_path / "run"
+    works(
+        "train", "--recipe", name, "--method", method, "--data", data.parent, "--out", run, *own,
+        "--batch-size=6", "--epochs=1", f"--image.size={size}", "--fraction=0.34",
+        "--run.accelerator=cpu", "--run.precision=32-true", "--run.workers=0", "--run.devices=1",
+    )  # fmt: skip
+    assert didicm.load(run).class_names == ["cat", "köter", "鳥"]
+    assert metrics_of(run)[0]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "lr", "scaled", "decay", "batch", "smoothing"),
+    [
+        ("weak", "diffusion", 2e-3, True, 0.1, 1024, 0.0),
+        ("weak", "standard", 2e-3, True, 0.1, 1024, 0.0),
+        ("strong", "diffusion", 3.5e-3, False, 0.1, 2048, 0.1),
+        ("strong", "standard", 5e-3, True, 0.1, 2048, 0.1),
+        ("official-strong", "diffusion", 3.5e-3, False, 0.01, 2048, 0.1),
+    ],
+)
+def test_the_papers_settings_are_in_the_recipes(name, method, lr, scaled, decay, batch, smoothing):
+    config = load_recipe(name, method)
+    optimizer, augment = config.optimizer, config.augment
+    assert (optimizer.lr, optimizer.scale_lr, optimizer.weight_decay) == (lr, scaled, decay)
+    assert (optimizer.name, optimizer.warmup_epochs) == ("lamb", 5)
+    assert (config.epochs, config.batch_size, config.image.crop_pct) == (600, batch, 0.875)
+    assert augment.label_smoothing == smoothing
+    if name == "strong":
+        assert (augment.repeats, augment.auto_augment) == (3, "rand-m7-mstd0.5-inc1")
+        assert (augment.mixup, augment.cutmix) == (0.2, 1.0)
+
+
+def test_folders_parquet_and_shards_train_alike(tmp_path, train):
+    import datasets
+
+    folder = write_images(tmp_path / "folder")
+    files = sorted(folder.glob("*/*.jpg"))
+    names = sorted({path.parent.name for path in files})
+    rows = [{"image": str(path), "label": names.index(path.parent.name)} for path in files]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    datasets.Dataset.from_list(rows, features=features).to_parquet(str(tmp_path / "train.parquet"))
+    with tarfile.open(tmp_path / "shard-0.tar", "w") as tar:
+        for i, row in enumerate(rows):
+            for end, content in (("jpg", Path(row["image"]).read_bytes()), ("cls", str(row["label"]).encode())):
+                info = tarfile.TarInfo(f"{i:04}.{end}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    for i, uri in enumerate((folder, f"hf://{tmp_path / 'train.parquet'}", f"wds://{tmp_path / 'shard-0.tar'}")):
+        changes = {"data": uri, "fraction": 1, "batch_size": 5, "val_fraction": 0.2, "image__size": 16}
+        train(tmp_path / str(i), **changes)
+        assert didicm.load(tmp_path / str(i)).classifier.num_classes == 3
+
+
+def make_empty(folder):
+    folder.mkdir()
+
+
+def make_one_class(folder):
+    write_images(folder, classes=("cat",))
+
+
+def make_flat(folder):
+    folder.mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "x.jpg")
+
+
+def make_empty_class(folder):
+    write_images(folder)
+    (folder / "empty").mkdir()
+
+
+def make_unreadable(folder):
+    write_images(folder)
+    for path in folder.glob("*/*.jpg"):
+        path.write_bytes(b"")
+
+
+BAD = {
+    "missing": (lambda folder: None, "does not exist"),
+    "empty": (make_empty, "folder"),
+    "one class": (make_one_class, "single class"),
+    "no classes": (make_flat, "folder"),
+    "empty class": (make_empty_class, "empty"),
+    "nothing readable": (make_unreadable, "read"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_data_gets_one_sentence_and_writes_nothing(kind, tmp_path, fails, train_flags):
+    make, says = BAD[kind]
+    make(tmp_path / "data")
+    changes = {"data": tmp_path / "data", "batch_size": 4, "image__size": 16}
+    assert says in fails("train", *train_flags(tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_few_unreadable_images_are_named_and_counted_in_both_splits(tmp_path, train):
+    folder = write_images(tmp_path / "data" / "train", count=10)
+    held_out = write_images(tmp_path / "data" / "val", count=4)
+    (folder / "cat" / "0.jpg").write_bytes(b"")
+    (folder / "cat" / "1.jpg").write_bytes((folder / "cat" / "2.jpg").read_bytes()[:200])
+    (folder / "cat" / "folder.jpg").mkdir()
+    (held_out / "cat" / "3.jpg").write_bytes(b"")
+    changes = {"data": tmp_path / "data", "fraction": 1, "batch_size": 6, "image__size": 16}
+    printed = train(tmp_path / "run", **changes)
+    assert "training images could not be read" in printed
+    for name in ("train/cat/0.jpg", "val/cat/3.jpg"):
+        assert printed.count(f"left out: {tmp_path}/data/{name}") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"batch_size": 7, "accumulate": 2}, "choose a multiple of 2"),
+        ({"batch_size": 4000}, "fewer than one batch"),
+        ({"model": "didirn9"}, "unknown model"),
+        ({"model_args__speed": "3"}, "no argument 'speed'"),
+        ({"recipe": "smal"}, "unknown recipe 'smal': did you mean small?"),
+        ({"fraction": 0}, "fraction must be in (0, 1], got 0"),
+        ({"image__size": 0}, "image.size must be at least 1"),
+        ({"optimizer__name": "adamx"}, "optimizer.name 'adamx' is none of timm's optimisers: did you mean"),
+        ({"corrupt_train": "fog:9"}, "fog"),
+        ({"schedule": '{"name": "log-linear", "eps": 0.5}'}, "not near uniform"),
+        ({"run__accelerator": "cuda"}, "run.accelerator"),
+        ({"run__accelerator": "warp"}, "run.accelerator"),
+        ({"run__strategy": "fsdp"}, "optimizer.ema does not go with fsdp"),
+        ({"epoch": 3}, "didicm train has no option --epoch: did you mean --epochs?"),
+        ({"optimizer__speed": 3}, "no option --optimizer.speed"),
+        ({"run__precision": 8}, "run.precision must be one of 32-true"),
+        ({"epochs": "many"}, "epochs must be a whole number, got 'many'"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry"])
+def test_bad_settings_get_one_sentence_and_write_nothing(dry, changes, says, tmp_path, fails, train_flags):
+    if torch.cuda.is_available() and changes.get("run__accelerator") == "cuda":
+        pytest.skip("this machine has the device")
+    assert says in fails("train", *train_flags(tmp_path / "run", **changes), *dry)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_mistakes_of_the_command_line(tmp_path, fails, train_flags):
+    (tmp_path / "my.yaml").write_text("epochs: 1\nepoch: 2\n")
+    config = ["--data=fashion-mini", f"--out={tmp_path / 'run'}"]
+    assert "no setting 'epoch'" in fails("train", f"--config={tmp_path / 'my.yaml'}", *config)
+    assert "no --out" in fails("train", "--data=fashion-mini")
+    assert "no data" in fails("train", f"--out={tmp_path / 'run'}")
+    assert "does not take 'photos'" in fails("train", "photos", *config)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    assert "is in use" in fails("train", *train_flags(tmp_path / "full"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_settings_overrides_the_recipe_and_flags_override_the_file(tmp_path, works):
+    (tmp_path / "my.yaml").write_text("epochs: 7\noptimizer: {lr: 1e-4}\nmodel_args: {width: 0.5}\n")
+    shown = works(
+        "train", "--recipe=small", f"--config={tmp_path / 'my.yaml'}", "--data=fashion-mini", "--epochs=9",
+        f"--out={tmp_path / 'run'}", "--dry-run",
+    ).out  # fmt: skip
+    for words in ("epochs: 9", "lr: 0.0001", "width: 0.5", "parameterization: posterior"):
+        assert words in shown
+
+
+def test_dry_run_says_what_would_happen_and_writes_nothing(tmp_path, works, train_flags):
+    printed = works("train", *train_flags(tmp_path / "run"), "--dry-run").out
+    for word in ("200 for training", "5 per epoch, 10 in all", "M parameters", "MB", "epochs: 2", "device", "cpu"):
+        assert word in printed
+    assert "nothing was written" in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_diverging_run_stops_with_advice_and_keeps_its_state(tmp_path, fails, train_flags):
+    changes = {"optimizer__lr": "1e30", "optimizer__name": "sgd", "optimizer__clip": "null", "epochs": 20}
+    error = fails("train", *train_flags(tmp_path / "run", **changes))
+    assert "has a loss of" in error
+    assert "try a lower optimizer.lr" in error
+    progress, weights, _ = load_state(tmp_path / "run")
+    assert not progress.finished
+    assert weights["model"]
+
+
+def test_files_are_written_with_the_users_umask(tmp_path, train):
+    train(tmp_path / "run", epochs=1)
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            assert path.stat().st_mode & 0o777 == 0o644, path
+
+
+def test_the_api_trains_from_settings_alone(tmp_path):
+    from didicm.values import override
+
+    changes = {
+        "data": "fashion-mini", "out": str(tmp_path / "run"), "fraction": 0.05, "batch_size": 20, "epochs": 1,
+        "model_args.width": 0.125, "image.size": 8,
+    }  # fmt: skip
+    seen = []
+    folder = didicm.train(override(load_recipe("small"), changes), on_step=lambda *numbers: seen.append(numbers))
+    assert folder == tmp_path / "run"
+    assert seen == [(k, 5) for k in range(1, 6)]
+    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 5

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from didicm import DiffusionClassifier, StandardClassifier, UserError
+from didicm.settings import load_recipe
+from didicm.training.build import build, build_classifier, check_batches, estimate
+from didicm.values import override
+
+TINY = {"data": "fashion-mini", "model_args.width": 0.125, "fraction": 0.1, "image.size": 8, "batch_size": 20}
+
+
+def config(**changes):
+    settings = {key.replace("__", "."): value for key, value in changes.items()}
+    return override(load_recipe("small"), {**TINY, **settings})
+
+
+def test_both_kinds_have_the_same_trunk_and_weights_depend_on_the_seed_alone():
+    ours, theirs = (build_classifier(config(method=method), 10, 1) for method in ("diffusion", "standard"))
+    assert isinstance(ours, DiffusionClassifier)
+    assert isinstance(theirs, StandardClassifier)
+    trunk = {name: x.shape for name, x in theirs.model.state_dict().items()}
+    assert trunk.items() <= {name: x.shape for name, x in ours.model.state_dict().items()}.items()
+    again = build_classifier(config(), 10, 1)
+    other = build_classifier(config(seed=1), 10, 1)
+    first = "stem.conv.weight"
+    assert (again.model.state_dict()[first] == ours.model.state_dict()[first]).all()
+    assert (other.model.state_dict()[first] != ours.model.state_dict()[first]).any()
+
+
+def test_the_default_schedule_is_near_uniform_for_any_number_of_classes():
+    for count in (2, 10, 5000):
+        process = build_classifier(config(), count, 1).process
+        assert process.schedule.eps == min(1e-3, 1 / count)
+
+
+def test_the_images_decide_about_size_and_colour_and_the_data_is_opened_once(write, tmp_path, monkeypatch):
+    for k, name in enumerate("ab"):
+        for i in range(5):
+            write(tmp_path / name / f"{i}.png", seed=10 * k + i, size=(30, 20), mode="L")
+    opened = []
+    import didicm.data.sources as sources
+
+    real = sources.open_folder
+    monkeypatch.setattr(sources, "open_folder", lambda *a: opened.append(a) or real(*a))
+    made = build(config(data=str(tmp_path), fraction=1, image__size=None, image__channels=None))
+    assert (made.eval_transform.size, made.eval_transform.channels) == (20, 1)
+    assert made.train.channels == made.val.channels == 1
+    assert len(opened) == 1
+
+
+def test_class_weights_are_of_mean_one_over_the_images(make_folder, write, tmp_path):
+    make_folder(tmp_path, count=4)
+    for i in range(12):
+        write(tmp_path / "cat" / f"more{i}.png", seed=50 + i)
+    made = build(config(data=str(tmp_path), fraction=1, balance="weights"))
+    counts = np.bincount(made.train.labels)
+    assert made.class_weight[0] < made.class_weight[1]
+    assert (made.class_weight.numpy() * counts).sum() / counts.sum() == pytest.approx(1)
+
+
+def test_batches_must_divide_evenly():
+    made = build(config())
+    assert check_batches(config(batch_size=20, accumulate=2), made, 2) == 5
+    with pytest.raises(UserError, match="choose a multiple of 3"):
+        check_batches(config(), made, 3)
+    with pytest.raises(UserError, match="200 training images, fewer than one batch of 400"):
+        check_batches(config(batch_size=400), made, 1)
+
+
+def test_an_estimate_grows_with_what_it_is_of():
+    made = build(config())
+    one, two = (estimate(config(batch_size=n), made, 1) for n in (20, 40))
+    assert one.steps_per_epoch == 10
+    assert two.activations_mb == pytest.approx(2 * one.activations_mb)
+    assert one.weights_mb == pytest.approx(5 * 4 * one.cost.parameters / 2**20)  # with averaged weights
+
+
+def test_an_optimiser_that_timm_lacks_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match="'adamv' is none of timm's optimisers: did you mean adam"):
+        build(config(optimizer__name="adamv"))
+    build(config(optimizer__name="LAMB"))

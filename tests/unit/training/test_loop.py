@@ -1,0 +1,131 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from didicm import UserError
+from didicm.settings import load_recipe
+from didicm.training import loop
+from didicm.training.devices import agree, gather, make_fabric, scatter, stoppable
+from didicm.training.state import load_state
+from didicm.values import override
+
+
+def config(out, **changes):
+    tiny = {
+        "data": "fashion-mini", "model_args.width": 0.125, "fraction": 0.05, "image.size": 8, "batch_size": 20,
+        "epochs": 1, "out": str(out), "run.log_seconds": 0, "optimizer.ema": None, "draws_per_image": 1,
+    }  # fmt: skip
+    settings = {key.replace("__", "."): value for key, value in changes.items()}
+    return override(load_recipe("small"), {**tiny, **settings})
+
+
+@pytest.fixture
+def train(tmp_path):
+    return lambda name="run", **changes: loop.train(config(tmp_path / name, **changes))
+
+
+@pytest.mark.slow
+def test_a_compiled_network_learns_the_same(train, weights_of, assert_same):
+    plain, compiled = train("plain"), train("compiled", run__compile=True)
+    assert_same(weights_of(plain), weights_of(compiled), atol=1e-4)
+
+
+class FakeScaler:
+    """A gradient scaler whose scale falls, as it does when half precision overflowed, on chosen steps."""
+
+    def __init__(self, overflows):
+        self.overflows, self.step, self.scale = overflows, 0, 2.0**16
+
+    def get_scale(self):
+        return self.scale
+
+    def update(self):
+        self.scale = self.scale / 2 if self.step in self.overflows else self.scale
+        self.step += 1
+
+
+@pytest.fixture
+def scaled_fabric(monkeypatch):
+    """A fabric in full precision that believes it has a scaler."""
+
+    def use(overflows):
+        scaler, made = FakeScaler(overflows), make_fabric
+
+        def make(settings):
+            fabric = made(settings)
+            fabric.strategy.precision.scaler = scaler
+            return fabric
+
+        monkeypatch.setattr(loop, "make_fabric", make)
+        step = torch.optim.AdamW.step
+
+        def update(self, *arguments, **options):
+            scaler.update()
+            return step(self, *arguments, **options)
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", update)
+
+    return use
+
+
+def test_steps_that_half_precision_skips_are_counted(train, tmp_path, scaled_fabric):
+    scaled_fabric({1, 3})
+    train()
+    assert load_state(tmp_path / "run")[0].skipped_steps == 2
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run_with_advice(train, tmp_path, scaled_fabric):
+    scaled_fabric(set(range(1000)))
+    with pytest.raises(UserError, match=r"training cannot go on; try a lower optimizer\.lr"):
+        train(epochs=20)
+    assert load_state(tmp_path / "run")[0].skipped_steps == loop.MAX_SKIPPED
+
+
+def test_on_step_is_told_every_step_and_parts_of_a_step_change_nothing(
+    tmp_path, make_folder, weights_of, assert_same
+):
+    seen = []
+    # Without batch statistics, so that the parts see what the whole does.
+    network = {"model": "backbone_score", "model_args": {"backbone": "test_vit", "width": None, "stem": None}}
+    network |= {"method": "standard", "image__size": 160, "optimizer__name": "sgd", "val_fraction": 0.2}
+    network |= {"data": str(make_folder(tmp_path / "data", count=10)), "fraction": 1, "batch_size": 4}
+    for parts in (1, 2):
+        made = config(tmp_path / str(parts), accumulate=parts, **network)
+        loop.train(made, on_step=lambda *numbers: seen.append(numbers))
+    assert seen == 2 * [(k, 4) for k in range(1, 5)]
+    assert_same(weights_of(tmp_path / "1"), weights_of(tmp_path / "2"), atol=1e-5)
+
+
+def test_devices_that_do_not_go_together_are_one_sentence():
+    for wrong in ({"accelerator": "warp"}, {"accelerator": "tpu"}, {"strategy": "magic"}):
+        settings = override(load_recipe("small"), {f"run.{name}": value for name, value in wrong.items()})
+        with pytest.raises(UserError, match=r"run\.accelerator, devices, strategy and precision") as error:
+            make_fabric(settings.run)
+        assert "\n" not in str(error.value)
+
+
+def test_a_single_process_agrees_with_itself_and_has_nothing_to_gather():
+    fabric = SimpleNamespace(world_size=1)
+    assert agree(fabric, True, False) == [True, False]
+    state = {"a": torch.ones(2), "b": [torch.zeros(1), 3]}
+    assert gather(state)["b"][1] == 3
+    weights = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(weights.parameters())
+    weights(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert scatter(saved, optimizer)["state"][0]["exp_avg"] is saved["state"][0]["exp_avg"]
+
+
+def test_a_second_signal_stops_at_once_and_handlers_return():
+    import os
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM)
+    with stoppable() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop == [signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from didicm import UserError
+from didicm.training.state import Progress, has_state, load_state, save_state
+
+WEIGHTS = {"model": {"w": torch.ones(3)}, "ema": {"w": torch.zeros(3)}}
+OPTIMIZER = {
+    "state": {0: {"step": torch.tensor(1.0), "moments": [torch.ones(2), 3]}},
+    "param_groups": [{"lr": 0.1}],
+}
+
+
+def test_everything_returns_as_it_was_saved(tmp_path):
+    assert not has_state(tmp_path)
+    progress = Progress(step=7, best=[0.5, 1.25], skipped_steps=2, unreadable=1)
+    save_state(tmp_path, progress, WEIGHTS, OPTIMIZER)
+    assert has_state(tmp_path)
+    found, weights, optimizer = load_state(tmp_path)
+    assert found == progress
+    assert {part: {k: x.tolist() for k, x in own.items()} for part, own in weights.items()} == {
+        "model": {"w": [1, 1, 1]},
+        "ema": {"w": [0, 0, 0]},
+    }
+    assert optimizer["param_groups"] == OPTIMIZER["param_groups"]
+    assert torch.equal(optimizer["state"][0]["moments"][0], torch.ones(2))
+    assert optimizer["state"][0]["moments"][1] == 3
+
+
+def test_tensors_that_share_memory_are_saved_apart(tmp_path):
+    shared = torch.arange(4.0)
+    save_state(tmp_path, Progress(), {"model": {"a": shared, "b": shared[:2]}}, {})
+    weights = load_state(tmp_path)[1]["model"]
+    assert (weights["a"].tolist(), weights["b"].tolist()) == ([0, 1, 2, 3], [0, 1])
+
+
+def test_a_full_disk_leaves_the_state_before_it(tmp_path, monkeypatch):
+    save_state(tmp_path, Progress(step=1), WEIGHTS, OPTIMIZER)
+
+    def full(tensors, path, metadata):
+        path.write_bytes(b"part of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("didicm.training.state.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_state(tmp_path, Progress(step=2), WEIGHTS, {})
+    assert load_state(tmp_path)[0].step == 1
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["state.safetensors"]
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 50])
+def test_a_damaged_state_is_named(content, tmp_path):
+    save_state(tmp_path, Progress(), WEIGHTS, {})
+    (tmp_path / "state" / "state.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"state.safetensors is damaged .*: delete the run"):
+        load_state(tmp_path)

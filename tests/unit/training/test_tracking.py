@@ -1,0 +1,111 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from didicm.settings import RunConfig
+from didicm.training.tracking import Tracker, forget_after
+
+NUMBERS = {"loss": 1.5, "gradient_norm": 1.0, "lr": 0.1}
+METRICS = {"cls/Acc": 0.5, "cls/Acc5": 0.9, "cls/NLL": 1.0, "cal/ECE": 0.1}
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_speed_is_of_training_alone(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    console = Console(record=True, width=200)
+    with Tracker(tmp_path, RunConfig(log_seconds=0), 3, 0, console, silent=False) as tracker:
+        now[0] += 2
+        tracker.step(1, 1, 100, NUMBERS)
+        with tracker.elsewhere():
+            now[0] += 1000  # a validation
+        now[0] += 4
+        tracker.step(2, 1, 100, NUMBERS)
+    assert [line["images_per_second"] for line in lines(tmp_path)] == [50, 25]
+    assert "step 2/3  epoch 1  loss 1.5000  lr 0.1  25 images/s" in console.export_text()
+
+
+def test_unreadable_images_are_named_once_and_not_too_many(tmp_path):
+    console = Console(record=True, width=200)
+    with Tracker(tmp_path, RunConfig(), 3, 0, console, silent=False) as tracker:
+        tracker.unreadable(["a.jpg is torn"])
+        tracker.unreadable(["a.jpg is torn", *(f"{i}.jpg is torn" for i in range(20))])
+    shown = console.export_text()
+    assert shown.count("a.jpg") == 1
+    assert shown.count("left out") == 5
+
+
+def test_other_processes_are_silent_and_write_nothing(tmp_path):
+    console = Console(record=True)
+    with Tracker(tmp_path, RunConfig(log_seconds=0), 3, 0, console, silent=True) as tracker:
+        tracker.step(1, 1, 100, NUMBERS)
+        tracker.validation(1, 1, METRICS)
+    assert console.export_text() == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_forgets_what_it_will_do_again_and_a_torn_line(tmp_path):
+    text = '{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    forget_after(tmp_path, 2)
+    assert lines(tmp_path) == [{"step": 1}, {"step": 2}]
+
+
+@pytest.mark.parametrize(("name", "package"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_a_writer_that_is_not_installed_is_told_with_what_to_install(name, package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    config = RunConfig(**{name: True if name == "tensorboard" else "project"})
+    with pytest.raises(ValueError, match=rf"pip install 'didicm\[{name}\]'"):
+        Tracker(tmp_path, config, 3, 0, Console(), silent=False)
+
+
+TERMINAL = """
+import sys
+import time
+from pathlib import Path
+from rich.console import Console
+from didicm.settings import RunConfig
+from didicm.training.tracking import Tracker
+with Tracker(Path(sys.argv[1]), RunConfig(), 4, 0, Console(), silent=False) as tracker:
+    for step in range(1, 3):
+        tracker.step(step, 1, 10, {"loss": 1.5, "gradient_norm": 1.0, "lr": 0.1})
+    show = tracker.validating(2, 1)
+    show(30, 90)
+    show(60, 90)
+    time.sleep(0.5)  # the bar is drawn ten times a second
+    tracker.validation(2, 1, {"cls/Acc": 0.5, "cls/Acc5": 0.9, "cls/NLL": 1.0, "cal/ECE": 0.1})
+    tracker.step(4, 2, 10, {"loss": 0.5, "gradient_norm": 1.0, "lr": 0.1})
+"""
+
+
+def test_a_terminal_shows_a_bar_that_moves_during_validation_and_no_lines_per_step(tmp_path):
+    """In a real pseudo-terminal."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", TERMINAL, str(tmp_path)],
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150"},
+    )
+    os.close(terminal)
+    shown = b""
+    try:
+        while part := os.read(controller, 65536):
+            shown += part
+    except OSError:  # how Linux tells that nobody has the other end
+        pass
+    assert process.wait() == 0, shown
+    text = shown.decode()
+    assert "━" in text
+    assert "validating 60/90 images" in text
+    assert "epoch 2  loss 0.5000" in text
+    assert "epoch 1: accuracy 50.0 %" in text
+    assert "images/s" not in text
