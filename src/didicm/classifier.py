@@ -66,9 +66,8 @@ class Classifier(nn.Module, ABC):
 class DiffusionClassifier(Classifier):
     """DiDiCM: a score network, the process it was trained with, and how to sample from it."""
 
-    numbers_per_draw = 4  # one for the time, three for the noisy label
-
     sampler: Sampler
+    numbers_per_draw = 4  # one for the time, three for the noisy label
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class DiffusionClassifier(Classifier):
             raise ValueError(
                 f"the model has {self.num_classes} classes and the process {self.process.num_classes}"
             )
-        _at_least_one("draws_per_image", draws_per_image)
+        _check_draws(draws_per_image)
         if not 0 <= label_proposal < 1:
             raise ValueError(f"label_proposal must lie in [0, 1), got {label_proposal}")
 
@@ -154,7 +153,7 @@ class StandardClassifier(Classifier):
         self.num_classes = num_classes_of(model)
         self.process = (process or UniformProcess(self.num_classes)) if objective == "marginal" else None
         self.draws_per_image = draws_per_image
-        _at_least_one("draws_per_image", draws_per_image)
+        _check_draws(draws_per_image)
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         """The objective of each image."""
@@ -266,6 +265,6 @@ def num_classes_of(model: nn.Module) -> int:
     return num_classes
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+def _check_draws(draws_per_image: int) -> None:
+    if draws_per_image < 1:
+        raise UserError(f"draws_per_image must be at least 1, got {draws_per_image}")

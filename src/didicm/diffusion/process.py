@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from didicm.diffusion.random import sample_categorical
 from didicm.diffusion.schedule import LogLinear, Noise, Schedule
 
-# Least signal of a class, so that a score without any reads as the uniform posterior.
-TINY = 1e-30
+# Of a class, so that a score without any signal reads as the uniform posterior.
+LEAST_SIGNAL = 1e-30
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class UniformProcess:
         """
         signal = log_score.softmax(-1) - t.lost / self.num_classes
         error = (-signal).clamp_min(0).mean(-1, keepdim=True)
-        signal = signal.maximum(error.clamp_min(TINY))
+        signal = signal.maximum(error.clamp_min(LEAST_SIGNAL))
         return signal / signal.sum(-1, keepdim=True)  # the sum is keep(t), unless the score breaks the bound
 
     # Reverse, over probabilities

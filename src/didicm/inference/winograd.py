@@ -1,9 +1,9 @@
 """3 x 3 convolutions with a quarter of the multiplications: Winograd's F(4 x 4, 3 x 3), for the CPU.
 
-The padded image is cut into tiles of 6 x 6 that overlap by two. Seen as polynomials and evaluated at six points per
-side, a tile and a filter convolve by multiplying point by point: 36 matrix products for all tiles together. Going
-back from the points, each tile gives 4 x 4 outputs. In float32 they differ from those of a direct convolution by
-about 1e-5 of the largest.
+The padded image is cut into tiles of 6 x 6 that overlap by two. Seen as polynomials and evaluated at six points
+per side, a tile and a filter convolve by multiplying point by point: 36 matrix products for all tiles together.
+Going back from the points, each tile gives 4 x 4 outputs. In float32 they differ from those of a direct
+convolution by about 1e-5 of the largest.
 """
 
 import torch
