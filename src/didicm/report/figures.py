@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from textwrap import fill
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,18 +16,7 @@ from didicm.evaluation import apply_temperature, entropy_histogram, load_posteri
 from didicm.evaluation.metrics import BINS
 from didicm.experiments.spec import Condition
 from didicm.report.panels import Line, Panel, have_order
-from didicm.report.records import (
-    NLL,
-    SCALED_NLL,
-    TOP1,
-    Entry,
-    Estimate,
-    Metric,
-    Row,
-    entries_of,
-    estimate,
-    select,
-)
+from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Row, entries_of, estimate, select
 from didicm.report.style import RIGHT, WRONG, Look, legend_below, looks, make_axes
 from didicm.report.tables import column_name, heading
 
@@ -38,23 +28,21 @@ Stored = dict[Entry, tuple[Tensor, Tensor]]  # probabilities (N, K) and labels (
 
 def over_columns(panels: Sequence[Panel], metrics: Sequence[Metric], *, gains: bool = False) -> Figure | None:
     """Metrics of every line, or what it gains, over the columns (figures main_figure, gain and all_resnet)."""
-    shown = [(panel, panel.gains if gains else panel.lines) for panel in panels]
-    metrics = [metric for metric in metrics if any(metric in panel.metrics for panel in panels)]
-    shown = [(panel, lines) for panel, lines in shown if lines]
-    if not shown or not metrics:
+    shown = [(panel, lines) for panel in panels if (lines := panel.gains if gains else panel.lines)]
+    metrics = [metric for metric in metrics if any(metric in panel.metrics for panel, _ in shown)]
+    if not metrics:
         return None
     palette = looks((_label(line), line.method.baseline and not gains) for _, lines in shown for line in lines)
     wide = max(len(panel.columns) for panel, _ in shown) > ACROSS
-    several = len(shown) > 1
-    columns, rows = (len(shown), len(metrics)) if several else (len(metrics), 1)
+    columns, rows = (len(shown), len(metrics)) if len(shown) > 1 else (len(metrics), 1)
     figure, axes = make_axes(columns, rows, size=(5.6 if wide else 4.2, 4.2))
     for plot, (metric, (panel, lines)) in zip(axes, product(metrics, shown), strict=True):
-        source = ("published: " if panel.published else "ours: ") if several else ""
+        source = ("published: " if panel.published else "ours: ") if len(shown) > 1 else ""
         plot.set_title(f"{source}{_axis_name(metric, gains)}")
-        if metric not in panel.metrics:
+        if metric in panel.metrics:
+            _draw_lines(plot, panel, lines, metric, palette, gains)
+        else:
             plot.remove()
-            continue
-        _draw_lines(plot, panel, lines, metric, palette, gains)
     legend_below(figure, axes, 2 if wide else 1)
     return figure
 
@@ -71,9 +59,7 @@ def _draw_lines(
         values, label = [x for _, x in found], _label(line)
         _draw(plot, at, values, metric, palette[label], label, joined=joined, gains=gains, bars=not steps)
     if steps:
-        plot.set_xscale("log", base=2)
-        plot.xaxis.set_major_formatter("{x:g}")
-        plot.set_xlabel("steps")
+        _log_axis(plot, "steps")
     else:
         names = [column_name(column).replace(", ", "\n") for column in panel.columns]
         plot.set_xticks(range(len(names)), names, fontsize=8)
@@ -87,66 +73,62 @@ def _draw_lines(
         plot.set_ylim(bottom=max(0.0, plot.get_ylim()[0]))
 
 
+class _Point(NamedTuple):
+    """A quality and what it costs."""
+
+    curve: str  # what the points of one curve have in common
+    baseline: bool
+    calls: int
+    value: Estimate
+
+
 def calls_against_quality(
     rows: Sequence[Row], conditions: Sequence[Condition], published: Panel | None = None
 ) -> Figure | None:
     """Accuracy and NLL over network calls of the same trained networks (figure nfe)."""
-    if published and (
-        PAPERS not in published.columns or None in [n for line in published.lines for n in line.calls]
-    ):
-        published = None
-    curves = {row.entry for row in rows if not row.method.baseline}
-    if len({select(rows, entry)[0].measured.calls for entry in curves}) < 2:
+    if len({row.measured.calls for row in rows if not row.method.baseline}) < 2:
         return None
-    conditions = conditions[: ACROSS - 1 if published else ACROSS]
-    places: list[Condition | None] = [None] * bool(published) + [*conditions]
-    names = [(line.name, line.method.baseline) for line in (published.lines if published else [])]
-    names += [(_curve(row), row.method.baseline) for row in rows]
-    palette = looks(dict(names).items())
-    figure, axes = make_axes(len(places), 2, size=(3.8, 3.2))
-    for plot, (metric, condition) in zip(axes, product((TOP1, NLL), places), strict=True):
-        if condition is None and published and metric == TOP1:
-            at = published.columns.index(PAPERS)
-            for line in published.lines:
-                value, look = line.values[TOP1][at], palette[line.name]
-                _draw(plot, [line.calls[at] or 1], [value] if value else [], TOP1, look, line.name, joined=False)
-            plot.set_title(f"published: {column_name(PAPERS)}")
-        elif condition is None:
+    plots: list[tuple[str, Metric, list[_Point]]] = []
+    theirs: list[_Point] = []
+    if published and PAPERS in published.columns:
+        at = published.columns.index(PAPERS)
+        found = [(line, line.calls[at], line.values[TOP1][at]) for line in published.lines]
+        theirs = [_Point(line.name, line.method.baseline, calls, x) for line, calls, x in found if calls and x]
+    for metric in (TOP1, NLL):
+        if theirs:
+            plots.append((f"published: {column_name(PAPERS)}", metric, theirs if metric == TOP1 else []))
+        for condition in conditions[: ACROSS - bool(theirs)]:
+            points = _points([row for row in rows if row.run.condition == condition], metric)
+            plots.append((column_name(condition), metric, points))
+    palette = looks((point.curve, point.baseline) for _, _, points in plots for point in points)
+    figure, axes = make_axes(len(plots) // 2, 2, size=(3.8, 3.2))
+    for plot, (title, metric, points) in zip(axes, plots, strict=True):
+        for curve in dict.fromkeys(point.curve for point in points):
+            own, look = sorted((p for p in points if p.curve == curve), key=lambda p: p.calls), palette[curve]
+            if own[0].baseline:
+                level = _scale(metric) * own[0].value.mean
+                plot.axhline(level, color=look.color, linestyle=look.linestyle, label=curve)
+            else:
+                _draw(plot, [p.calls for p in own], [p.value for p in own], metric, look, curve)
+        _log_axis(plot, "network calls")
+        plot.set(title=title if metric == TOP1 else "", ylabel=_axis_name(metric))
+        if not points:
             plot.remove()
-            continue
-        else:
-            _draw_calls(plot, [row for row in rows if row.run.condition == condition], metric, palette)
-            plot.set_title(column_name(condition) if metric == TOP1 else "")
-        plot.set_xscale("log", base=2)
-        plot.xaxis.set_major_formatter("{x:g}")
-        plot.set(xlabel="network calls", ylabel=_axis_name(metric))
     legend_below(figure, axes, 2)
     return figure
 
 
-def _draw_calls(plot: Axes, rows: Sequence[Row], metric: Metric, palette: dict[str, Look]) -> None:
-    curves: dict[str, dict[int, list[Row]]] = {}
+def _points(rows: Sequence[Row], metric: Metric) -> list[_Point]:
+    """Those of one condition; of samplers with as many calls on one curve, the first."""
+    found: dict[tuple[str, int], _Point] = {}
     for row in rows:
-        found = curves.setdefault(_curve(row), {}).setdefault(row.measured.calls, [])
-        if not found or found[0].entry == row.entry:  # of samplers with as many calls, the first
-            found.append(row)
-    for name, by_calls in curves.items():
-        look = palette[name]
-        values = [estimate(by_calls[n], metric) for n in sorted(by_calls)]
-        if next(iter(by_calls.values()))[0].method.baseline and values[0]:
-            scale = 100 if metric.percent else 1
-            plot.axhline(scale * values[0].mean, color=look.color, linestyle=look.linestyle, label=name)
-        else:
-            _draw(plot, sorted(by_calls), [x for x in values if x], metric, look, name)
-
-
-def _curve(row: Row) -> str:
-    """What the points of one curve have in common."""
-    if row.method.baseline:
-        return str(row.method)
-    settings = row.measured.settings
-    kind = {"cl": f"over labels, {settings.get('steps')} steps", "readout": "one call (readout)"}
-    return f"{row.method}: {kind.get(settings.get('method', 'cp'), 'over probabilities')}"
+        settings, calls = row.measured.settings, row.measured.calls
+        kinds = {"cl": f": over labels, {settings.get('steps')} steps", "readout": ": one call (readout)"}
+        kind = "" if row.method.baseline else kinds.get(settings.get("method", "cp"), ": over probabilities")
+        if value := estimate(select(rows, row.entry), metric):
+            point = _Point(f"{row.method}{kind}", row.method.baseline, calls, value)
+            found.setdefault((point.curve, calls), point)
+    return list(found.values())
 
 
 def reliability_diagrams(stored: Stored, rows: Sequence[Row], condition: Condition) -> Figure:
@@ -227,7 +209,7 @@ def _draw(
     bars: bool = True,
 ) -> None:
     """Draw means with their intervals, which end at 0 but for gains; a gain is better the higher it is."""
-    scale = 100 if metric.percent else 1
+    scale = _scale(metric)
     shown = [-x if gains and metric.sign < 0 else x for x in values]
     halves = [x.half or 0.0 for x in shown]
     below = halves if gains else [min(half, x.mean) for half, x in zip(halves, shown, strict=True)]
@@ -256,6 +238,16 @@ def _grid(count: int, height: float, ylabel: str) -> tuple[Figure, list[Axes]]:
 
 def _palette(entries: Iterable[Entry]) -> dict[str, Look]:
     return looks((str(entry), entry.method.baseline) for entry in entries)
+
+
+def _log_axis(plot: Axes, label: str) -> None:
+    plot.set_xscale("log", base=2)
+    plot.xaxis.set_major_formatter("{x:g}")
+    plot.set_xlabel(label)
+
+
+def _scale(metric: Metric) -> int:
+    return 100 if metric.percent else 1
 
 
 def _label(line: Line) -> str:
