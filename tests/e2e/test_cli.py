@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 from importlib import metadata
 
 import pytest
@@ -10,7 +9,7 @@ from didicm.cli.__main__ import COMMANDS
 
 
 def didicm(*arguments):
-    return subprocess.run(["didicm", *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run(["didicm", *arguments], capture_output=True, text=True)
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +20,9 @@ def command_of_this_environment(monkeypatch):
 def test_version_and_help_answer_without_waiting_for_pytorch():
     assert didicm("--version").stdout.strip() == f"didicm {metadata.version('didicm')}"
     shown = didicm("--help").stdout
-    for name, (description, _) in COMMANDS.items():
-        assert name in shown
-        assert description.split()[0] in shown
+    for name, description in COMMANDS.items():
+        assert f"  {name} " in shown
+        assert description in shown
     imported = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "from didicm.cli.__main__ import main; main(['--version'])"],
         capture_output=True,
@@ -33,22 +32,12 @@ def test_version_and_help_answer_without_waiting_for_pytorch():
     assert "torch" not in imported.stderr
 
 
-def test_help_takes_under_a_second():
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        didicm("--help")
-        best = min(best, time.perf_counter() - start)
-    assert best < 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["trian"], "invalid choice: 'trian'"),
-        ([], "required: COMMAND"),
-        (["--verbose", "demo"], "unrecognized arguments: --verbose"),
-        (["demo", "--fast"], "--fast"),
+        (["trian"], "there is no command 'trian': did you mean train?"),
+        (["--verbose", "demo"], "there is no command '--verbose'"),
+        (["demo", "--fast"], "didicm demo has no option --fast"),
         (["demo", "--solvers", "--classes", "3"], "--classes must be at least 10"),
     ],
 )
@@ -56,12 +45,30 @@ def test_mistakes_are_told_in_a_sentence_with_exit_code_2(arguments, says):
     result = didicm(*arguments)
     assert result.returncode == 2
     assert says in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_every_command_explains_itself_and_the_package_imports_without_pytorch():
+    for name in COMMANDS:
+        assert f"usage: didicm {name}" in didicm(name, "--help").stdout
+    code = "import sys, didicm; assert 'torch' not in sys.modules; print(didicm.UniformProcess(3).num_classes)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "3", result.stderr
+
+
+def test_everything_public_is_there():
+    import didicm as package
+
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+        assert name in dir(package)
+    with pytest.raises(AttributeError, match="no attribute 'magic'"):
+        _ = package.magic
 
 
 def test_demo_draws_how_the_solvers_recover_the_posterior(tmp_path):
     picture = tmp_path / "new folder" / "solvers.png"
     result = didicm("demo", "--solvers", "--classes", "20", "--images", "4", "--out", str(picture))
     assert result.returncode == 0, result.stderr
-    assert "exact, asked mid-step" in result.stdout
+    assert "exact, midpoint" in result.stdout
     assert Image.open(picture).size == (1560, 960)

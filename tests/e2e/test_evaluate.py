@@ -11,39 +11,34 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import didicm
-from didicm.checkpoint import load
-from didicm.cli import import_official
-from didicm.cli.__main__ import main as run_cli
+from didicm.cli.__main__ import main
 from didicm.data import hold_out, open_data
-from didicm.evaluation import bootstrap, evaluate_probs, load_posteriors
-from tests.test_official import ReleasedNet
-from tests.test_official import write as write_released
-from tests.unit.data.making import make_folder
-from tests.unit.training.test_train import flags
+from didicm.evaluation import ClassRow, bootstrap, evaluate_probs, load_posteriors
+from tests.oracle.released import ReleasedNet, write_released
 
 HELD_OUT = {"val_fraction": 0.4, "seed": 3}
 
 
 @pytest.fixture(scope="session")
-def diffusion_run(tmp_path_factory):
+def diffusion_run(tmp_path_factory, train_flags):
     """A diffusion classifier of fashion-mini, which has a validation split."""
     run = tmp_path_factory.mktemp("diffusion") / "run"
-    assert run_cli(["train", *flags(run, epochs=6, fraction=0.4)]) == 0
+    assert main(["train", *train_flags(run, epochs=6, fraction=0.4)]) == 0
     return run
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, make_folder):
     """Images of 3 classes, without a validation split."""
     return make_folder(tmp_path_factory.mktemp("images"), classes=("ant", "bee", "cat"), count=30, size=(16, 16))
 
 
 @pytest.fixture(scope="session")
-def standard_run(tmp_path_factory, folder):
+def standard_run(tmp_path_factory, folder, train_flags):
     """A standard classifier of a folder, which held out a part of it."""
     run = tmp_path_factory.mktemp("standard") / "run"
     changes = {"method": "standard", "data": folder, "fraction": 1, "batch_size": 18, "epochs": 1, **HELD_OUT}
-    assert run_cli(["train", *flags(run, **changes)]) == 0
+    assert main(["train", *train_flags(run, **changes)]) == 0
     return run
 
 
@@ -55,25 +50,9 @@ def metrics(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
-def fails(capsys, *arguments):
-    """The one sentence of a command that fails."""
-    capsys.readouterr()
-    assert run_cli([str(argument) for argument in arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("didicm: ")
-    assert "\n" not in error
-    return error
-
-
-def works(capsys, *arguments):
-    capsys.readouterr()
-    assert run_cli([str(argument) for argument in arguments]) == 0
-    return capsys.readouterr()
-
-
-def test_evaluate_measures_shows_and_stores(diffusion_run, tmp_path, capsys):
+def test_evaluate_measures_shows_and_stores(diffusion_run, tmp_path, works):
     run = copy(diffusion_run, tmp_path)
-    shown = works(capsys, "evaluate", run, "--data", "fashion-mini").out
+    shown = works("evaluate", run, "--data", "fashion-mini").out
     for word in ("cls/Acc", "accuracy", "cal/aECE", "multiply-adds", "images/s", "Ankle boot", "validation split"):
         assert word in shown
     folder = run / "evaluation" / "fashion-mini"
@@ -97,16 +76,28 @@ def test_evaluate_measures_shows_and_stores(diffusion_run, tmp_path, capsys):
     assert np.mean([row["recall"] for row in classes]) == pytest.approx(numbers["metrics"]["cls/Acc"])
 
 
-def test_evaluate_asks_as_it_is_told(diffusion_run, tmp_path, capsys):
+def test_evaluate_asks_as_it_is_told(diffusion_run, tmp_path, works):
     common = ["evaluate", diffusion_run / "last", "--data", "fashion-mini", "--workers", 0]
     for k, (extra, nfe) in enumerate(
         [
-            (["--steps", 2, "--select", "argmax", "--solver", "euler", "--batch-size", 300], 2),
-            (["--sampler", "cl", "--steps", 1, "--chains", 3, "--seed", 1], 3),
-            (["--sampler", "readout", "--size", 28, "--corruption", "noise:3", "--bins", 5], 1),
+            (
+                [
+                    "--sampler.steps",
+                    2,
+                    "--sampler.select",
+                    "argmax",
+                    "--sampler.solver",
+                    "euler",
+                    "--batch-size",
+                    300,
+                ],
+                2,
+            ),
+            (["--sampler", "method=cl", "--sampler.steps", 1, "--sampler.chains", 3, "--seed", 1], 3),
+            (["--sampler.method", "readout", "--size", 28, "--corruption", "noise:3", "--bins", 5], 1),
         ]
     ):
-        works(capsys, *common, *extra, "--out", tmp_path / str(k))
+        works(*common, *extra, "--out", tmp_path / str(k))
         assert metrics(tmp_path / str(k))["nfe"] == nfe
     last = metrics(tmp_path / "2")
     assert last["corruption"] == "gaussian_noise:3"
@@ -119,23 +110,21 @@ def test_evaluate_asks_as_it_is_told(diffusion_run, tmp_path, capsys):
     assert last["multiply_adds"] != metrics(tmp_path / "0")["multiply_adds"]
 
 
-def test_evaluate_takes_the_images_that_training_held_out(standard_run, folder, tmp_path, capsys):
-    shown = works(capsys, "evaluate", standard_run, "--data", f"{folder}/", "--out", tmp_path / "x").out
+def test_evaluate_takes_the_images_that_training_held_out(standard_run, folder, tmp_path, works):
+    shown = works("evaluate", standard_run, "--data", f"{folder}/", "--out", tmp_path / "x").out
     assert "36 images: held out from training" in shown
     data = hold_out(open_data(str(folder)), HELD_OUT["val_fraction"], HELD_OUT["seed"])
     stored = load_posteriors(tmp_path / "x" / "posteriors.safetensors")
     assert stored.image_names == [data.val.name(i) for i in range(36)]
     assert metrics(tmp_path / "x")["nfe"] == 1
-    shown = works(
-        capsys, "evaluate", standard_run, "--data", folder, "--split", "train", "--out", tmp_path / "y"
-    ).out
+    shown = works("evaluate", standard_run, "--data", folder, "--split", "train", "--out", tmp_path / "y").out
     assert "54 images: training split" in shown
 
 
-def test_evaluate_other_data_whole_and_with_broken_files(standard_run, tmp_path, capsys):
+def test_evaluate_other_data_whole_and_with_broken_files(standard_run, tmp_path, works, make_folder):
     other = make_folder(tmp_path / "other", classes=("cat", "bee"), count=4)
     (other / "cat" / "torn.jpg").write_bytes(b"torn")
-    printed = works(capsys, "evaluate", standard_run, "--data", other, "--out", tmp_path / "x").out
+    printed = works("evaluate", standard_run, "--data", other, "--out", tmp_path / "x").out
     assert "9 images: all of" in printed
     assert "1 images are left out, the first:" in printed
     assert "torn.jpg" in printed
@@ -149,7 +138,6 @@ def test_many_classes_show_the_worst(diffusion_run, capsys):
     from rich.console import Console
 
     from didicm.cli.evaluate import class_table
-    from didicm.evaluation import ClassRow
 
     rows = [ClassRow(f"class {k}", 10, k / 100, 0.5, 0.5, 1.0) for k in range(30)]
     rows += [ClassRow("none", 0, float("nan"), float("nan"), float("nan"), float("nan"))]
@@ -161,39 +149,35 @@ def test_many_classes_show_the_worst(diffusion_run, capsys):
     assert "none" not in shown
 
 
-def test_evaluate_mistakes(diffusion_run, standard_run, folder, tmp_path, capsys):
+def test_evaluate_mistakes(diffusion_run, standard_run, folder, tmp_path, capsys, fails, make_folder):
     data = ["--data", "fashion-mini"]
-    assert "nowhere does not exist" in fails(capsys, "evaluate", tmp_path / "nowhere", *data)
-    assert "neither a run nor a model" in fails(capsys, "evaluate", tmp_path, *data)
-    assert "'nowhere' does not exist" in fails(capsys, "evaluate", diffusion_run, "--data", "nowhere")
-    assert "'ant', 'bee', 'cat'" in fails(capsys, "evaluate", diffusion_run, "--data", folder)
-    error = fails(capsys, "evaluate", standard_run, "--data", folder, "--steps", 2, "--sampler", "cp")
-    assert "leave out sampler, steps" in error
-    assert "sampler cp has no chains" in fails(capsys, "evaluate", diffusion_run, *data, "--chains", 2)
+    assert "nowhere does not exist" in fails("evaluate", tmp_path / "nowhere", *data)
+    assert "neither a run nor a model" in fails("evaluate", tmp_path, *data)
+    assert "'nowhere' does not exist" in fails("evaluate", diffusion_run, "--data", "nowhere")
+    assert "'ant', 'bee', 'cat'" in fails("evaluate", diffusion_run, "--data", folder)
+    error = fails("evaluate", standard_run, "--data", folder, "--sampler.steps", 2, "--sampler.method", "cp")
+    assert "leave out steps, sampler" in error
+    assert "sampler cp has no chains" in fails("evaluate", diffusion_run, *data, "--sampler.chains", 2)
     other = make_folder(tmp_path / "other", classes=("ant", "bee"))
-    error = fails(capsys, "evaluate", standard_run, "--data", other, "--split", "val")
+    error = fails("evaluate", standard_run, "--data", other, "--split", "val")
     assert "has no validation split: leave out --split" in error
-    assert "--device warp" in fails(capsys, "evaluate", diffusion_run, *data, "--device", "warp")
+    assert "device warp" in fails("evaluate", diffusion_run, *data, "--device", "warp")
     (tmp_path / "file").touch()
-    assert "give another --out" in fails(
-        capsys, "evaluate", diffusion_run, *data, "--out", tmp_path / "file" / "x"
-    )
-    for flag in (
-        ["--steps", "0"],
-        ["--workers", "-1"],
-        ["--sampler", "dp"],
-        ["--corruption", "fog:9"],
-        ["--bins", "many"],
+    assert "give another --out" in fails("evaluate", diffusion_run, *data, "--out", tmp_path / "file" / "x")
+    for flag, says in (
+        (["--sampler.steps", "0"], "steps must be at least 1"),
+        (["--workers", "-1"], "--workers must be at least 0"),
+        (["--sampler.method", "dp"], "method must be one of cp, cl, readout"),
+        (["--corruption", "fog:9"], "no corruption 'fog'"),
+        (["--bins", "many"], "--bins must be a whole number"),
+        (["--step", "2"], "didicm evaluate has no option --step"),
     ):
-        with pytest.raises(SystemExit) as stop:
-            run_cli(["evaluate", str(diffusion_run), *data, *flag])
-        assert stop.value.code == 2
-        assert flag[0] in capsys.readouterr().err
+        assert says in fails("evaluate", diffusion_run, *data, *flag)
 
 
-def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, capsys):
+def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, works):
     run = copy(diffusion_run, tmp_path)
-    shown = works(capsys, "calibrate", run, "--data", "fashion-mini", "--alpha", 0.2).out
+    shown = works("calibrate", run, "--data", "fashion-mini", "--alpha", 0.2).out
     for word in ("temperature", "on the other 500 images", "NLL", "ECE", "LAC", "APS", "80 %", "calibration.json"):
         assert word in shown
     stored = json.loads((run / "best" / "calibration.json").read_text())
@@ -205,10 +189,10 @@ def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, caps
         assert 0.73 < stored["check"][method]["coverage"] < 0.87  # 0.8, and noise of 500 images on both sides
         assert 1 <= stored["check"][method]["mean_size"] <= 10
 
-    shown = works(capsys, "evaluate", run, "--data", "fashion-mini", "--out", tmp_path / "with").out
+    shown = works("evaluate", run, "--data", "fashion-mini", "--out", tmp_path / "with").out
     assert f"temperature {stored['temperature']:.3g}" in shown
     assert "note: the calibration was fitted on 500 images of the same data" in shown
-    works(capsys, "evaluate", run, "--data", "fashion-mini", "--no-calibration", "--out", tmp_path / "without")
+    works("evaluate", run, "--data", "fashion-mini", "--no-calibration", "--out", tmp_path / "without")
     fitted, plain = metrics(tmp_path / "with"), metrics(tmp_path / "without")
     assert fitted["temperature"] == stored["temperature"]
     assert fitted["metrics"]["cls/NLL"] < plain["metrics"]["cls/NLL"]
@@ -217,87 +201,89 @@ def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, caps
     assert plain["conformal"] == {}
     posteriors = load_posteriors(tmp_path / "with" / "posteriors.safetensors")
     assert fitted["metrics"] == evaluate_probs(posteriors.probs, posteriors.labels)
-    shown = works(capsys, "evaluate", run, "--data", "fashion-mini", "--steps", 2, "--out", tmp_path / "other").out
+    shown = works("evaluate", run, "--data", "fashion-mini", "--sampler.steps", 2, "--out", tmp_path / "other").out
     assert "left out: it was fitted with steps 8" in shown
 
 
-def test_calibrate_takes_the_images_that_training_held_out(standard_run, folder, tmp_path, capsys):
+def test_calibrate_takes_the_images_that_training_held_out(standard_run, folder, tmp_path, works):
     run = copy(standard_run, tmp_path)
-    shown = works(capsys, "calibrate", run, "--data", folder, "--fraction", 0.75).out
+    shown = works("calibrate", run, "--data", folder, "--fraction", 0.75).out
     assert "36 images: held out from training" in shown
     assert json.loads((run / "best" / "calibration.json").read_text())["fitted_on"]["images"] == 27
 
 
-def test_calibrate_refuses_what_the_model_was_trained_on(diffusion_run, standard_run, folder, tmp_path, capsys):
+def test_calibrate_refuses_what_the_model_was_trained_on(
+    diffusion_run, standard_run, folder, tmp_path, fails, works, make_folder
+):
     run = copy(standard_run, tmp_path)
-    error = fails(capsys, "calibrate", diffusion_run, "--data", "fashion-mini", "--split", "train")
+    error = fails("calibrate", diffusion_run, "--data", "fashion-mini", "--split", "train")
     assert "--split train is what the model was trained on" in error
     link = tmp_path / "link"
     link.symlink_to(folder)
-    works(capsys, "calibrate", run, "--data", link)  # the same folder: its held-out part
+    works("calibrate", run, "--data", link)  # the same folder: its held-out part
     for name in ("ant", "bee", "cat"):
         (tmp_path / "links").mkdir(exist_ok=True)
         (tmp_path / "links" / name).symlink_to(folder / name)
-    error = fails(capsys, "calibrate", run, "--data", tmp_path / "links")
+    error = fails("calibrate", run, "--data", tmp_path / "links")
     assert "trained on 54 of the 90 images" in error
     other = make_folder(tmp_path / "other", classes=("ant", "bee", "cat"), count=10)
-    assert "30 images: all of" in works(capsys, "calibrate", run, "--data", other).out
+    assert "30 images: all of" in works("calibrate", run, "--data", other).out
 
 
-def test_calibrate_mistakes(diffusion_run, standard_run, folder, tmp_path, capsys):
+def test_calibrate_mistakes(diffusion_run, standard_run, folder, tmp_path, fails):
     data = ["--data", "fashion-mini"]
-    assert "--alpha must lie between" in fails(capsys, "calibrate", diffusion_run, *data, "--alpha", 1)
-    assert "--fraction must lie between" in fails(capsys, "calibrate", diffusion_run, *data, "--fraction", 1)
-    assert "on the hub" in fails(capsys, "calibrate", "hf://owner/name", *data)
+    assert "alpha must lie between" in fails("calibrate", diffusion_run, *data, "--alpha", 1)
+    assert "fraction must lie between" in fails("calibrate", diffusion_run, *data, "--fraction", 1)
+    assert "on the hub" in fails("calibrate", "hf://owner/name", *data)
     assert "need at least 99 held-out images" in fails(
-        capsys, "calibrate", copy(standard_run, tmp_path), "--data", folder, "--alpha", 0.01
+        "calibrate", copy(standard_run, tmp_path), "--data", folder, "--alpha", 0.01
     )
     assert not (tmp_path / "copy" / "best" / "calibration.json").exists()
 
 
-def test_a_calibration_of_other_weights_is_refused(diffusion_run, tmp_path, capsys):
+def test_a_calibration_of_other_weights_is_refused(diffusion_run, tmp_path, fails, works, make_folder):
     model = shutil.copytree(diffusion_run / "best", tmp_path / "model")
-    printed = works(capsys, "calibrate", model, "--data", "fashion-mini").out
+    printed = works("calibrate", model, "--data", "fashion-mini").out
     assert "does not say what it was trained on" in printed
     weights = load_file(model / "model.safetensors")
-    checkpoint = load(model)
+    checkpoint = didicm.load(model)
     checkpoint.classifier.model.load_state_dict({name: x + 0.01 for name, x in weights.items()})
     didicm.save(checkpoint.classifier, model, class_names=checkpoint.class_names, transform=checkpoint.transform)
     says = "calibration.json belongs to other weights"
-    assert says in fails(capsys, "evaluate", model, "--data", "fashion-mini")
+    assert says in fails("evaluate", model, "--data", "fashion-mini")
     image = make_folder(tmp_path / "images", classes=("a",), count=1)
-    assert says in fails(capsys, "predict", model, image)
-    works(capsys, "predict", model, image, "--no-calibration")
+    assert says in fails("predict", model, image)
+    works("predict", model, image, "--no-calibration")
     save_file(weights, model / "model.safetensors")  # half of a copy
-    assert "does not belong to the config.json" in fails(capsys, "evaluate", model, "--data", "fashion-mini")
+    assert "does not belong to the config.json" in fails("evaluate", model, "--data", "fashion-mini")
 
 
-def test_predict_shows_a_table_an_image(diffusion_run, tmp_path, capsys):
+def test_predict_shows_a_table_an_image(diffusion_run, tmp_path, works):
     run = copy(diffusion_run, tmp_path)
     images = open_data("fashion-mini").val
     for i in range(3):
         images.load(i).save(tmp_path / f"{i}.png")
-    shown = works(capsys, "predict", run, tmp_path / "0.png", tmp_path / "1.png", "--top", 2)
+    shown = works("predict", run, tmp_path / "0.png", tmp_path / "1.png", "--top", 2)
     assert str(tmp_path / "0.png") in shown.out
     assert shown.out.count("entropy") == 2
     assert shown.out.count(" %") == 4
     assert "not calibrated" in shown.err
-    works(capsys, "calibrate", run, "--data", "fashion-mini")
+    works("calibrate", run, "--data", "fashion-mini")
     (tmp_path / "0.png").rename(tmp_path / "[red]0.png")
-    shown = works(capsys, "predict", run, tmp_path / "[red]0.png")
+    shown = works("predict", run, tmp_path / "[red]0.png")
     assert str(tmp_path / "[red]0.png") in shown.out  # nothing that rich may read as colour
     assert "the set that holds the truth for 90 % of images" in shown.out
     assert "temperature" in shown.err
 
 
-def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, capsys):
+def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, capsys, make_folder):
     folder = make_folder(tmp_path / "images", classes=("a", "b"), count=2)
     (folder / "a" / "torn.jpg").write_bytes(b"torn")
     (folder / "b" / "notes.txt").write_text("no image")
     (tmp_path / "empty").mkdir()
     arguments = [diffusion_run, folder, tmp_path / "nowhere.png", tmp_path / "empty", folder / "a" / "0.png"]
     capsys.readouterr()
-    code = run_cli(["predict", *map(str, arguments), "--json", "--top", "3", "--batch-size", "2"])
+    code = main(["predict", *map(str, arguments), "--json", "--top", "3", "--batch-size", "2"])
     assert code == 2
     printed = capsys.readouterr()
     lines = [json.loads(line) for line in printed.out.splitlines()]
@@ -313,58 +299,60 @@ def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, c
     assert "notes.txt" not in printed.err
 
 
-def test_predict_draws_trajectories(diffusion_run, tmp_path, capsys, monkeypatch):
+def test_predict_draws_trajectories(diffusion_run, tmp_path, monkeypatch, works, make_folder):
     folder = make_folder(tmp_path / "images", classes=("a",), count=2)
     picture = tmp_path / "new" / "t.png"
-    shown = works(capsys, "predict", diffusion_run, folder, "--trajectory", picture, "--steps", 4, "--json")
+    shown = works("predict", diffusion_run, folder, "--trajectory", picture, "--sampler.steps", 4, "--json")
     assert f"trajectories: {picture}" in shown.err
     line = json.loads(shown.out.splitlines()[0])
     assert [step["time"] for step in line["trajectory"]] == [1, 0.75, 0.5, 0.25, 0]
     with Image.open(picture) as image:
-        assert image.size == (1080, round(120 * (0.5 + 2 * 2.8)))
+        assert image.size[0] > 700
         assert len(image.convert("RGB").getcolors(2**24)) > 100
     monkeypatch.setattr("didicm.cli.predict.MOST_DRAWN", 1)
     shown = works(
-        capsys, "predict", diffusion_run, folder, "--trajectory", tmp_path / "m.png", "--json", "--steps", 1
+        "predict", diffusion_run, folder, "--trajectory", tmp_path / "m.png", "--json", "--sampler.steps", 1
     )
     assert "the first 1 of 2 images" in shown.err
 
 
-def test_predict_mistakes(diffusion_run, standard_run, tmp_path, capsys):
+def test_predict_mistakes(diffusion_run, standard_run, tmp_path, fails, works, make_folder):
     image = make_folder(tmp_path / "images", classes=("a",), count=1)
-    error = fails(capsys, "predict", standard_run, image, "--trajectory", tmp_path / "t.png")
+    error = fails("predict", standard_run, image, "--trajectory", tmp_path / "t.png")
     assert "a standard classifier answers in one network call" in error
-    assert "leave out steps" in fails(capsys, "predict", standard_run, image, "--steps", 2)
-    assert "must be a .png file" in fails(capsys, "predict", diffusion_run, image, "--trajectory", "t.jpg")
-    assert "does not exist" in fails(capsys, "predict", tmp_path / "nowhere", image)
+    assert "leave out steps" in fails("predict", standard_run, image, "--sampler.steps", 2)
+    assert "must be a .png file" in fails("predict", diffusion_run, image, "--trajectory", "t.jpg")
+    assert "does not exist" in fails("predict", tmp_path / "nowhere", image)
     assert not (tmp_path / "t.png").exists()
-    works(capsys, "predict", standard_run, image)
+    works("predict", standard_run, image)
 
 
-def test_a_checkpoint_of_the_released_code(tmp_path, folder, capsys):
+def test_a_checkpoint_of_the_released_code(tmp_path, folder, fails, works, make_folder):
     torch.manual_seed(0)
     net = ReleasedNet((2, 2, 2, 2), 1, 3).eval()
     released = write_released(tmp_path / "model.pth.tar", net)
     names = tmp_path / "names.txt"
     names.write_text("cat\nbee\nant\n")
-    import_official.main([str(released), "--out", str(tmp_path / "model"), "--class-names", str(names)])
-    common = ["--data", folder, "--size", 16, "--steps", 2, "--workers", 0]
-    works(capsys, "evaluate", tmp_path / "model", *common)
+    works("import-official", released, "--out", tmp_path / "model", "--class-names", names)
+    common = ["--data", folder, "--size", 16, "--sampler.steps", 2, "--workers", 0]
+    works("evaluate", tmp_path / "model", *common)
     place = "-".join(folder.parts).strip("/-")
     stored = load_posteriors(tmp_path / "model" / "evaluation" / place / "posteriors.safetensors")
     assert stored.class_names == ["cat", "bee", "ant"]
     assert stored.labels.tolist() == [2] * 30 + [1] * 30 + [0] * 30
-    works(capsys, "calibrate", tmp_path / "model", *common)
+    works("calibrate", tmp_path / "model", *common)
     nameless = tmp_path / "nameless"
-    import_official.main([str(released), "--out", str(nameless)])
-    works(capsys, "evaluate", nameless, *common)
+    works("import-official", released, "--out", nameless)
+    works("evaluate", nameless, *common)
     two = make_folder(tmp_path / "two")
-    assert "2 classes and the model" in fails(capsys, "evaluate", nameless, "--data", two, "--size", 16)
+    assert "2 classes and the model" in fails("evaluate", nameless, "--data", two, "--size", 16)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_model_that_may_not_be_written_to(diffusion_run, tmp_path, capsys):
+def test_a_model_that_may_not_be_written_to(diffusion_run, tmp_path, fails, monkeypatch):
     model = shutil.copytree(diffusion_run / "best", tmp_path / "model")
     model.chmod(0o555)
-    assert "may not be written to" in fails(capsys, "calibrate", model, "--data", "fashion-mini")
-    assert "give another --out" in fails(capsys, "evaluate", model, "--data", "fashion-mini")
+    # Root may write anywhere, so the system is made to say what it says to others.
+    allowed = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK and allowed(path, mode))
+    assert "may not be written to" in fails("calibrate", model, "--data", "fashion-mini")
+    assert "give another --out" in fails("evaluate", model, "--data", "fashion-mini")

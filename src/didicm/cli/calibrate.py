@@ -9,7 +9,7 @@ from didicm.cli.flags import parse
 from didicm.cli.options import LabelledOptions, hint_corruption, percent
 from didicm.data import Corruptions
 from didicm.errors import UserError
-from didicm.evaluation.assess import calibrate
+from didicm.evaluation.assess import calibrate, check_storable
 from didicm.evaluation.calibration import Calibration
 from didicm.progress import ProgressDisplay
 
@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
     console = Console(soft_wrap=True, markup=False)
     if options.split == "train":
         raise UserError("--split train is what the model was trained on: calibrate on images it has not seen")
+    check_storable(options.run)
     corruption = None if options.corruption is None else Corruptions.parse(options.corruption)
     model = options.open()
     hint_corruption(model, options.corruption, console)

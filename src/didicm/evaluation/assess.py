@@ -153,11 +153,8 @@ def calibrate(
     for name, value in (("alpha", alpha), ("fraction", fraction)):
         if not 0 < value < 1:
             raise UserError(f"{name} must lie between 0 and 1, got {value}")
+    check_storable(model.place if isinstance(model, StoredModel) else model)
     model = model if isinstance(model, StoredModel) else open_model(model)
-    if str(model.place).startswith(HUB):
-        raise UserError(
-            f"{model.place} is on the hub, where nothing can be stored: download it and give its folder"
-        )
     images, described = model.images(data)
     notes = _refuse_training_images(images, data, model)
     if not os.access(model.place, os.W_OK):
@@ -191,6 +188,12 @@ def calibrate(
     notes += [temperature.warning] if temperature.warning else []
     notes += [f"{len(found.skipped)} images are left out, the first: {found.skipped[0]}"] if found.skipped else []
     return ModelCalibration(calibration, save_calibration(model.place, calibration), described, notes)
+
+
+def check_storable(place: str | Path) -> None:
+    """Refuse a model that is on the hub, before it is fetched."""
+    if str(place).startswith(HUB):
+        raise UserError(f"{place} is on the hub, where nothing can be stored: give the folder of a download")
 
 
 def _refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
