@@ -70,7 +70,8 @@ def _draw_lines(
         best = min(x.mean for line in lines for x in line.values[NLL] if x is not None)
         plot.set_ylim(0.95 * best, 3 * best)
     else:
-        plot.set_ylim(bottom=max(0.0, plot.get_ylim()[0]))
+        low, high = plot.get_ylim()
+        plot.set_ylim(max(0.0, low), min(100.0, high) if metric.percent else high)
 
 
 class _Point(NamedTuple):
@@ -123,7 +124,8 @@ def _points(rows: Sequence[Row], metric: Metric) -> list[_Point]:
     found: dict[tuple[str, int], _Point] = {}
     for row in rows:
         settings, calls = row.measured.settings, row.measured.calls
-        kinds = {"cl": f": over labels, {settings.get('steps')} steps", "readout": ": one call (readout)"}
+        steps = f"{settings.get('steps')} step{'s' * (settings.get('steps') != 1)}"
+        kinds = {"cl": f": over labels, {steps}", "readout": ": one call (readout)"}
         kind = "" if row.method.baseline else kinds.get(settings.get("method", "cp"), ": over probabilities")
         if value := estimate(select(rows, row.entry), metric):
             point = _Point(f"{row.method}{kind}", row.method.baseline, calls, value)
@@ -208,15 +210,16 @@ def _draw(
     gains: bool = False,
     bars: bool = True,
 ) -> None:
-    """Draw means with their intervals, which end at 0 but for gains; a gain is better the higher it is."""
+    """Draw means with their intervals, cut at the metric's bounds; a gain is better the higher it is."""
     scale = _scale(metric)
     shown = [-x if gains and metric.sign < 0 else x for x in values]
-    halves = [x.half or 0.0 for x in shown]
-    below = halves if gains else [min(half, x.mean) for half, x in zip(halves, shown, strict=True)]
+    lowest, highest = (-np.inf, np.inf) if gains else (0.0, 1.0 if metric.percent else np.inf)
+    means, halves = np.array([x.mean for x in shown]), np.array([x.half or 0.0 for x in shown])
+    spread = np.minimum(halves, means - lowest), np.minimum(halves, highest - means)
     plot.errorbar(
         at,
-        [scale * x.mean for x in shown],
-        yerr=scale * np.array([below, halves]) if bars and any(halves) else None,
+        scale * means,
+        yerr=scale * np.array(spread) if bars and halves.any() else None,
         color=look.color,
         marker=look.marker,
         linestyle=look.linestyle if joined else "",

@@ -36,12 +36,13 @@ def drawn(result, rows, comparison):
     return drawn
 
 
-def test_no_percentage_is_drawn_below_zero(drawn):
+def test_no_percentage_is_drawn_below_0_or_above_100(drawn):
     plot = drawn([Condition(7, 0.1), Condition(14, 0.1)]).axes[0]
-    assert plot.get_ylim()[0] >= 0
-    for bars in plot.containers:
-        lows = [segment[0, 1] for segment in bars.lines[2][0].get_segments()]
-        assert min(lows) == pytest.approx(0)  # the interval itself reaches far below
+    low, high = plot.get_ylim()
+    assert 0 <= low < high <= 100
+    for bars in plot.containers:  # the intervals themselves reach far beyond
+        for (_, bottom), (_, top) in bars.lines[2][0].get_segments():
+            assert (bottom, top) == (pytest.approx(0), pytest.approx(100))
 
 
 def test_no_line_joins_conditions_without_an_order(drawn):
