@@ -4,7 +4,7 @@ import base64
 import io
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -97,10 +97,12 @@ def write_report(out: str | Path) -> Report:
     """Make tables, figures and `report.html` from stored results."""
     out = Path(out)
     plan = read_plan(out)
-    rows = rows_of((r for r in read_results(out) if r.key in plan.runs), plan.study) if plan else []
-    if plan is None or not rows:
+    # Those that were asked for last, each under the label that its method has now.
+    asked = plan.runs if plan else {}
+    results = [replace(run, method=asked[run.key]) for run in read_results(out) if run.key in asked]
+    if plan is None or not results:
         raise UserError(f"{out} holds no results yet: run the comparison or the study first")
-    study = plan.study
+    study, rows = plan.study, rows_of(results, plan.study)
     ours = our_panel(study, rows)
     published = published_panel(study.published) if study.published else None
     tables, says = make_tables(study, ours, published, rows), verdict(study, rows, ours, published)

@@ -1,6 +1,7 @@
 import io
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from didicm.errors import UserError
 from didicm.experiments.comparison import METHODS
+from didicm.experiments.results import read_plan, write_plan
 from didicm.experiments.spec import Condition, make_study
 from didicm.report import html
 from didicm.report.html import write_report
@@ -116,6 +118,18 @@ def test_every_layout_has_its_figures_and_tables(tmp_path, store, monkeypatch, l
     assert titles[-2:] == ["Test images", "Cost"]
     assert any(title.startswith("Published: ") for title in titles) == ("published" in content)
     assert "didicm study x.yaml" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_has_the_label_that_its_method_has_now(tmp_path, store, comparison, monkeypatch):
+    monkeypatch.setattr(html, "_draw_posteriors", lambda *_: [])
+    store(tmp_path, comparison(METHODS["standard"], METHODS["didicm-score"]))
+    plan = read_plan(tmp_path)
+    renamed = replace(METHODS["standard"], name="cross-entropy")
+    study = replace(plan.study, methods=(renamed, METHODS["didicm-score"]))
+    labels = {"standard": "cross-entropy", "DiDiCM, score": "DiDiCM, score"}
+    write_plan(tmp_path, replace(plan, study=study, runs={k: labels[x] for k, x in list(plan.runs.items())[:2]}))
+    names = [row[0].strip() for row in write_report(tmp_path).tables[0].rows]
+    assert names[1:] == ["cross-entropy", "DiDiCM, score, 8 steps", "DiDiCM, score, 1 call"]
 
 
 def test_class_names_are_no_formulas(tmp_path, store, comparison, monkeypatch):
