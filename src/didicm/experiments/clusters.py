@@ -110,7 +110,7 @@ def _run_through_submitit(
     waiting, running = list(folders), dict[Path, Any]()
     while waiting or running:
         room = len(waiting) if room_for is None else room_for - len(running)
-        if free := [folder for folder in waiting if not _is_running(folder)][:room]:
+        if free := [folder for folder in waiting if not is_running(folder)][:room]:
             try:
                 submitted = executor.map_array(Job(), [folder.absolute() for folder in free])
             except Exception as error:  # as above
@@ -129,19 +129,25 @@ def _run_through_submitit(
                 waiting = [other for other in waiting if other != folder]
                 yield folder
             elif job is not None and ended:
-                told = str(job.exception() or "it left no result").strip().splitlines()[-1]
-                told = told.removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
-                raise UserError(f"job {job.job_id} failed ({told}): see {job.paths.stderr}")
+                raise UserError(
+                    f"job {job.job_id} failed ({_last_words(job.exception())}): see {job.paths.stderr}"
+                )
         time.sleep(POLL)
 
 
-def _is_running(folder: Path) -> bool:
+def is_running(folder: Path) -> bool:
     """Whether a job that an earlier command submitted is at this run."""
     try:
         with run_lock(read_run(folder), blocking=False):
             return False
     except filelock.Timeout:
         return True
+
+
+def _last_words(error: Exception | None) -> str:
+    """What a job's error says; submitit lists the logs after the traceback."""
+    trace = str(error or "it left no result").partition("\nYou can check full logs")[0].strip("-\n ")
+    return trace.splitlines()[-1].removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
 
 
 def _unusable(name: str, error: Exception) -> UserError:

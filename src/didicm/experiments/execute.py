@@ -114,7 +114,8 @@ def prepare(run: Run) -> tuple[RunComponents, ImageSet]:
     if run.held_out:
         kept, held = stratified_split(components.train.labels, run.held_out, run.config.seed)
         components = replace(components, train=components.train.select(kept), val=components.train.select(held))
-    check_batches(run.config, components, 1)
+    devices = run.config.run.devices
+    check_batches(run.config, components, devices if isinstance(devices, int) else 1)
     return components, test
 
 

@@ -1,7 +1,10 @@
 """A study whose runs take a second, here or in a process of its own."""
 
 import json
+import os
+import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -42,6 +45,16 @@ if __name__ == "__main__":  # processes that are spawned import it again
     except KeyboardInterrupt:
         sys.exit(130)
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processes_start_faster(tmp_path_factory):
+    """Fabric imports torchmetrics to ask for its version, which takes seconds: processes of tests find a stub."""
+    folder = tmp_path_factory.mktemp("stub")
+    (folder / "torchmetrics.py").write_text('__version__ = "0"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -88,3 +101,28 @@ def wait_until():
             time.sleep(0.02)
 
     return wait_until
+
+
+@pytest.fixture(scope="session")
+def meanwhile():
+    """Do something once a condition holds, while the body runs."""
+
+    @contextmanager
+    def meanwhile(condition, act):
+        stop = threading.Event()
+
+        def watch():
+            while not stop.wait(0.02):
+                if condition():
+                    act()
+                    return
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    return meanwhile

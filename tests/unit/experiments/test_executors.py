@@ -3,15 +3,17 @@
 import importlib.util
 import os
 import signal
+import time
 
 import pytest
 from rich.console import Console
 
 from didicm.errors import UserError
-from didicm.experiments.clusters import Job
-from didicm.experiments.execute import write_run
+from didicm.experiments.clusters import Job, is_running
+from didicm.experiments.execute import main as train_as_one_of_several
+from didicm.experiments.execute import read_run, run_lock, write_run
 from didicm.experiments.executors import gpu_shares, make_executor
-from didicm.experiments.results import read_results
+from didicm.experiments.results import RESULTS, read_results
 from didicm.experiments.run import run_study
 from didicm.settings import RunConfig
 
@@ -28,11 +30,10 @@ def whole(tiny, tmp_path_factory):
 
 def is_alive(pid):
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
         return False
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
 def workers_of(pid):
@@ -50,53 +51,67 @@ def workers_of(pid):
     return found
 
 
+def spoil(trainings, run):
+    """Make a run fail with a sentence; returns the file to delete."""
+    path = trainings / "runs" / run.key / "trained.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    return path
+
+
 def test_worker_processes_share_the_work_and_may_have_loading_workers(tiny, whole, tmp_path, numbers_of):
     results = run_study(tiny({"run.workers": 1}), tmp_path, jobs=2)
     assert [result.key for result in results] == [run.key for run in tiny().runs("fashion-mini", 2)]
     assert numbers_of(tmp_path) == numbers_of(whole)
 
 
-def test_ctrl_c_saves_the_trainings_of_all_workers_and_the_same_command_goes_on(
-    tiny, tmp_path, start_study, wait_until
+def test_whatever_stops_a_study_its_trainings_are_saved_and_go_on(tiny, tmp_path, meanwhile):
+    study = tiny({"epochs": 100_000}, seeds=1)
+
+    def both_train():
+        return len(list(tmp_path.glob("measured/*/progress"))) == 2
+
+    def kill_one():
+        os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
+
+    def ctrl_c():  # a terminal tells all of them
+        for pid in (*workers_of(os.getpid()), os.getpid()):
+            os.kill(pid, signal.SIGINT)
+
+    died = "7 px, 5 % of the images, seed 0: its process was killed by SIGKILL"
+    with meanwhile(both_train, kill_one), pytest.raises(UserError, match=died):
+        run_study(study, tmp_path, jobs=2)
+    assert not workers_of(os.getpid())
+    (saved,) = tmp_path.glob("runs/*/state/*.safetensors")
+
+    for path in tmp_path.glob("measured/*/progress"):
+        path.unlink()
+    console = Console(record=True, width=500)
+    with meanwhile(both_train, ctrl_c), pytest.raises(KeyboardInterrupt):
+        run_study(study, tmp_path, jobs=2, console=console)
+    assert "the same command goes on" in console.export_text()
+    assert not workers_of(os.getpid())
+    assert len(list(tmp_path.glob("runs/*/state/*.safetensors"))) == 2
+    assert "resuming from step" in (saved.parents[1] / "train.log").read_text()
+
+
+def test_a_killed_owner_leaves_no_worker_and_run_again_gives_the_same_numbers(
+    tiny, whole, tmp_path, start_study, wait_until, numbers_of
 ):
-    study, out = tiny({"epochs": 100_000}, seeds=1), tmp_path / "out"
-    process = start_study(study, out, {"start_new_session": True}, jobs=2)
-    wait_until(lambda: len(list(out.glob("measured/*/progress"))) == 2, process)
-    os.killpg(process.pid, signal.SIGINT)  # a terminal tells all of them
-    shown, trouble = process.communicate()
-    assert process.returncode == 130, trouble
-    assert "the same command goes on" in shown
-    assert len(list(out.glob("runs/*/state/*.safetensors"))) == 2
-
-    process = start_study(study, out, {"start_new_session": True}, jobs=2)
-    logs = list(out.glob("runs/*/train.log"))
-    wait_until(lambda: all("resuming from step" in log.read_text() for log in logs), process)
-    process.send_signal(signal.SIGTERM)  # a scheduler tells the first only
-    assert process.wait() == 130
-    assert not workers_of(process.pid)
-
-
-def test_a_worker_that_dies_is_told_and_the_others_are_saved(tiny, tmp_path, start_study, wait_until):
     out = tmp_path / "out"
-    process = start_study(tiny({"epochs": 100_000}, seeds=1), out, jobs=2)
-    wait_until(lambda: len(list(out.glob("measured/*/progress"))) == 2, process)
-    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
-    _, trouble = process.communicate()
-    assert "7 px, 5 % of the images, seed 0: its process was killed by SIGKILL" in trouble
-    assert len(list(out.glob("runs/*/state/*.safetensors"))) == 1
-
-
-def test_workers_of_a_killed_owner_stop_by_themselves(tiny, tmp_path, start_study, wait_until):
-    out = tmp_path / "out"
-    process = start_study(tiny({"epochs": 100_000}, seeds=1), out, jobs=2)
-    wait_until(lambda: len(list(out.glob("measured/*/progress"))) == 2, process)
+    process = start_study(tiny(), out, jobs=2)
+    wait_until(lambda: (out / RESULTS).exists(), process)  # now each is in its second run, somewhere
     workers = workers_of(process.pid)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
     assert len(workers) == 2
     while any(map(is_alive, workers)):
-        pass
-    assert len(list(out.glob("runs/*/state/*.safetensors"))) == 2
+        time.sleep(0.1)
+    assert 1 <= len(read_results(out)) < 4
+    with open(out / RESULTS, "ab") as file:
+        file.write(b'{"key": "half a li')
+    run_study(tiny(), out)
+    assert numbers_of(out) == numbers_of(whole)
 
 
 def test_a_run_can_be_trained_by_several_processes(tiny, tmp_path):
@@ -108,40 +123,52 @@ def test_a_run_can_be_trained_by_several_processes(tiny, tmp_path):
     assert not list(tmp_path.glob("runs/*/state"))
 
 
-def test_a_mistake_that_only_several_processes_find_is_one_sentence(tiny, tmp_path):
-    study = tiny({"run.devices": 2, "batch_size": 25}, methods=[{"name": "DiDiCM"}], seeds=1)
-    with pytest.raises(UserError, match=r"DiDiCM, 7 px, .* batch_size 25 does not split evenly over 2 processes"):
-        run_study(study, tmp_path)
+def test_a_mistake_that_one_of_several_processes_finds_is_kept_for_the_one_that_started_it(
+    tiny, tmp_path, monkeypatch
+):
+    folder = write_run(tmp_path, tmp_path, tiny({"model_args": {"widht": 2}}).runs("fashion-mini", 1)[1])
+    training = tmp_path / "runs" / folder.name
+    monkeypatch.setattr("didicm.experiments.execute._stop_with_parent", lambda: None)
+    for rank, told in (("1", False), ("0", True)):
+        monkeypatch.setenv("RANK", rank)
+        assert train_as_one_of_several(folder) == 2
+        assert (training / "error.txt").exists() == told
+    assert "widht" in (training / "error.txt").read_text()
 
 
-def test_ray_carries_out_a_study(tiny, whole, tmp_path, numbers_of):
-    run_study(tiny(), tmp_path / "out", executor="ray", jobs=2)
-    assert numbers_of(tmp_path / "out") == numbers_of(whole)
-    wrong = tiny(seeds=1, methods=[{"name": "s", "method": "standard"}])
-    folder = write_run(tmp_path / "wrong", tmp_path, wrong.runs("fashion-mini", 1)[0])
-    state = tmp_path / "runs" / folder.name / "last"
-    state.parent.mkdir(parents=True)
-    state.write_text("not a folder")
-    with pytest.raises(Exception, match="last"):
-        run_study(wrong, tmp_path / "wrong", trainings=tmp_path, executor="ray")
+def test_ray_carries_out_a_study_until_a_run_fails(tiny, whole, tmp_path, numbers_of):
+    *_, last = tiny().runs("fashion-mini", 2)
+    spoilt, out = spoil(tmp_path, last), tmp_path / "out"
+    with pytest.raises(UserError, match=r"DiDiCM, 7 px, 5 % of the images, seed 1: .*trained.json is damaged"):
+        run_study(tiny(), out, trainings=tmp_path, executor="ray", jobs=2)
+    assert 2 <= len(read_results(out)) < 4
+    spoilt.unlink()
+    run_study(tiny(), out, trainings=tmp_path)
+    assert numbers_of(out) == numbers_of(whole)
 
 
-def test_submitit_carries_out_a_study_and_submits_each_run_once(tiny, whole, tmp_path, numbers_of):
+def test_submitit_carries_out_a_study_and_tells_of_a_failed_job(tiny, whole, tmp_path, numbers_of):
+    study = tiny(seeds=1)
+    *_, last = study.runs("fashion-mini", 1)
+    spoilt, out = spoil(tmp_path, last), tmp_path / "out"
     console = Console(record=True, width=500)
-    results = run_study(tiny(), tmp_path, executor="submitit-local", jobs=2, console=console)
-    assert console.export_text().count("submitted ") >= 2  # no more than two at the same time
-    assert numbers_of(tmp_path) == numbers_of(whole)
-    assert len(read_results(tmp_path)) == len(results)
-    logs = "".join(path.read_text() for path in (tmp_path / "jobs").glob("*_log.out"))
-    assert logs.count("done: ") == 4
+    failed = r"job \w+ failed \(DiDiCM, 7 px.*, seed 0: .*trained.json is damaged.*: see .*_log.err"
+    with pytest.raises(UserError, match=failed):
+        run_study(study, out, trainings=tmp_path, executor="submitit-local", console=console)
+    spoilt.unlink()
+    results = run_study(study, out, trainings=tmp_path, executor="submitit-local", console=console)
+    assert console.export_text().count("submitted 1 jobs") == 3  # no more at the same time than asked for
+    keys = {result.key for result in results}
+    assert numbers_of(out) == [numbers for numbers in numbers_of(whole) if numbers[0] in keys]
+    logs = "".join(path.read_text() for path in (out / "jobs").glob("*_log.out"))
+    assert logs.count("done: ") == 2
 
 
-def test_a_job_that_fails_is_told_with_where_to_look(tiny, tmp_path):
-    study = tiny({"run.devices": 2, "batch_size": 25}, methods=[{"name": "DiDiCM"}], seeds=1)
-    with pytest.raises(
-        UserError, match=r"job \w+ failed \(DiDiCM, 7 px.* does not split evenly .*: see .*_log.err"
-    ):
-        run_study(study, tmp_path, executor="submitit-local")
+def test_what_a_job_of_an_earlier_command_is_at_is_not_submitted(tiny, tmp_path):
+    folder = write_run(tmp_path, tmp_path, tiny().runs("fashion-mini", 1)[0])
+    assert not is_running(folder)
+    with run_lock(read_run(folder)):
+        assert is_running(folder)
 
 
 def test_a_job_that_is_out_of_time_is_queued_again(tmp_path):

@@ -16,7 +16,7 @@ from didicm.evaluation import evaluate_probs, load_posteriors
 from didicm.experiments.execute import execute, prepare, read_result, resize_once, run_lock, write_run
 from didicm.experiments.measure import final_epochs_gain
 from didicm.experiments.results import RESULTS, read_plan, read_results
-from didicm.experiments.run import conflicts, extend, plan_runs, run_study
+from didicm.experiments.run import conflicts, extend, owned, plan_runs, run_study
 from didicm.experiments.spec import PICTURES
 
 
@@ -68,32 +68,24 @@ def test_what_is_done_is_not_run_again(tiny, whole):
     assert console.export_text() == ""
 
 
-def test_killed_and_run_again_gives_the_same_numbers(tiny, whole, tmp_path, start_study, wait_until, numbers_of):
-    out = tmp_path / "out"
-    process = start_study(tiny(), out)
-    wait_until(lambda: len(list(out.glob("runs/*"))) >= 2, process)  # in its second run, somewhere
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert 1 <= len(read_results(out)) < 4
-    with open(out / RESULTS, "ab") as file:
-        file.write(b'{"key": "half a li')
-    run_study(tiny(), out)
-    assert numbers_of(out) == numbers_of(whole)
+def test_a_second_owner_is_told_who_the_first_is(tiny, tmp_path):
+    first = (
+        rf"being run by pid {os.getpid()} on {socket.gethostname()} since \d\d:\d\d \(didicm compare --seeds 2\)"
+    )
+    with owned(tmp_path, "didicm compare --seeds 2"), pytest.raises(UserError, match=first):
+        run_study(tiny(), tmp_path)
+    with owned(tmp_path):
+        pass
 
 
-def test_a_second_owner_is_told_who_the_first_is(tiny, tmp_path, start_study, wait_until):
-    study, out = tiny({"epochs": 100_000}), tmp_path / "out"
-    process = start_study(study, out, command="didicm compare --some options")
-    wait_until(lambda: list(out.glob("measured/*/progress")), process)
-    with pytest.raises(
-        UserError, match=rf"being run by pid {process.pid} on {socket.gethostname()} since \d\d:\d\d"
-    ):
-        run_study(study, out)
-    process.send_signal(signal.SIGTERM)  # as a scheduler: it is saved, and the folder is free
-    process.communicate()
-    assert process.returncode == 130
-    assert list(out.glob("runs/*/state/*"))
-    with filelock.FileLock(out / ".lock").acquire(timeout=0):
+def test_a_schedulers_sigterm_saves_the_training_and_frees_the_folder(tiny, tmp_path, meanwhile):
+    def training():
+        return list(tmp_path.glob("measured/*/progress"))
+
+    with meanwhile(training, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(KeyboardInterrupt):
+        run_study(tiny({"epochs": 100_000}), tmp_path)
+    assert list(tmp_path.glob("runs/*/state/*"))
+    with owned(tmp_path):
         pass
 
 
