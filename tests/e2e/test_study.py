@@ -62,7 +62,7 @@ def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path):
     for words in ("10 %, 16 px", "DiDiCM-CP, Strong Aug", "Published", "57.92", "tab:main_results", "report:"):
         assert words in shown
     folder = out / "main-imagenet"
-    assert {"columns", "study_gains", "trajectories"} <= {p.stem for p in (folder / "figures").iterdir()}
+    assert {"uncertainty", "gains", "trajectories"} <= {p.stem for p in (folder / "figures").iterdir()}
     tables = (folder / "tables.md").read_text()
     assert "| standard, Weak Aug | top-1 | 44.86 |" in tables
     ours = [line for line in tables.split("## Published")[0].splitlines() if "|" in line]
@@ -100,7 +100,7 @@ def test_the_other_studies_run_too(name, tmp_path):
     code, shown, trouble = study(shrink(name, tmp_path, **changes), f"--out={tmp_path / 'out'}", "--seeds=1")
     assert code == 0, trouble
     made = {path.stem for path in (tmp_path / "out" / name / "figures").iterdir()}
-    own = {"efficiency-cpu": "study_calls", "sizes-cpu": "study_gains", "solvers-cpu": "steps"}
+    own = {"efficiency-cpu": "calls", "sizes-cpu": "gains", "solvers-cpu": "steps"}
     assert own[name] in made
     assert "report:" in shown
 

@@ -105,7 +105,7 @@ def main_table(rows: Sequence[Row]) -> Table:
     seeds = len({row.run.seed for row in rows})
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
     if any(m.scaled for m in metrics):
-        note += "; T: temperature-scaled, fitted on held-out training images"
+        note += "; T: temperature-scaled (fitted on held-out training images)"
     note += "; M: millions of multiply-adds per image"
     spare = ("Brier, T", "AURC, T %", "ECE %", "NLL", "M")
     return Table("Test images", ["", *map(heading, metrics), "calls", "M"], body, groups, note, spare)
