@@ -168,15 +168,14 @@ def _rebuild(config: dict[str, Any], model: nn.Module | None = None) -> Classifi
         raise ValueError(f"kind must be one of {', '.join(_KEYS)}, got {kind!r}")
     if unknown := set(config) - _KEYS[kind]:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
+    own = kind != "ensemble" and config["model"] is None
+    if own and model is None:
+        raise ValueError("it was saved with a network of your own: give that to load as model=...")
+    if not own and model is not None:
+        raise ValueError("it says itself which network to build: leave out model")
     if kind == "ensemble":
         return Ensemble([_rebuild(member) for member in config["members"]])
-    if (config["model"] is None) != (model is not None):
-        raise ValueError(
-            "it was saved with a network of your own: give that to load as model=..."
-            if model is None
-            else f"it names its network, {config['model']['name']}: leave out model"
-        )
-    network = model or create_model(config["model"]["name"], **config["model"]["arguments"])
+    network = create_model(config["model"]["name"], **config["model"]["arguments"]) if model is None else model
     schedule, draws = config["schedule"], config["draws_per_image"]
     process = None if schedule is None else UniformProcess(num_classes_of(network), schedule_from_dict(schedule))
     if kind == "diffusion":

@@ -117,10 +117,11 @@ def test_a_network_of_ones_own_is_brought_to_the_loading(tmp_path):
     with pytest.raises(UserError, match="has 4 class names for 7 classes"):
         load(tmp_path / "model", model=Own(7))
     with pytest.raises(UserError, match="save its members one by one"):
-        save(Ensemble([classifier]), tmp_path / "ensemble")
-    save(classifiers()["default"], tmp_path / "other")
-    with pytest.raises(UserError, match="names its network, didirn8: leave out model"):
-        load(tmp_path / "other", model=Own())
+        save(Ensemble([classifier]), tmp_path / "own")
+    for kind in ("default", "ensemble"):
+        save(classifiers()[kind], tmp_path / kind)
+        with pytest.raises(UserError, match="says itself which network to build: leave out model"):
+            load(tmp_path / kind, model=Own())
 
 
 def test_a_model_of_format_1_is_read(tmp_path):
