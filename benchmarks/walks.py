@@ -1,0 +1,76 @@
+"""How far a reader has to walk: the files that a task passes through, and how often it goes from one to another.
+
+    python -m benchmarks.walks            the three walks of docs/architecture.md
+    python -m benchmarks.walks --list     the functions of each walk, in order
+
+A walk lists the package's functions in the order of their first call, without those that only have a meaning inside
+another one (lambdas, comprehensions). Its files are those the functions lie in; a switch is where two neighbours of
+the list lie in different files.
+"""
+
+import contextlib
+import io
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import didicm
+from didicm.cli.__main__ import main
+
+ROOT = str(Path(didicm.__file__).parent)
+TINY = ["--data=fashion-mini", "--model-args.width=0.125", "--fraction=0.1", "--batch-size=50", "--image.size=14"]
+
+
+def walk(task: Callable[[], object]) -> list[tuple[str, str]]:
+    """Functions of the package, as (file, name), in the order of their first call."""
+    seen: dict[tuple[str, int], tuple[str, str]] = {}
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(ROOT) and "<" not in code.co_name:
+            place = code.co_filename[len(ROOT) + 1 :]
+            seen.setdefault((place, code.co_firstlineno), (place, code.co_name))
+
+    sys.setprofile(note)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            task()
+    finally:
+        sys.setprofile(None)
+    return list(seen.values())
+
+
+def command(*arguments: object) -> Callable[[], object]:
+    """A command, run in this process."""
+    return lambda: main([str(argument) for argument in arguments])
+
+
+def walks(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """An image in training, a photo in predict, four runs in compare."""
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "photo.png")
+    compare = ["--fractions=0.1", "--methods=standard,didicm-score", "--seeds=2", "--epochs=1", "--resolutions=14"]
+    tasks = {
+        "train": command("train", "--recipe=small", *TINY, "--epochs=1", "--out", folder / "run"),
+        "predict": command("predict", folder / "run", folder / "photo.png"),
+        "compare": command("compare", "--data=fashion-mini", *compare, "--out", folder / "compare"),
+    }
+    for name in tasks:  # importing is no part of a walk
+        __import__(f"didicm.cli.{name}")
+    return {name: walk(task) for name, task in tasks.items()}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, functions in walks(Path(scratch)).items():
+            files = [file for file, _ in functions]
+            switches = sum(one != other for one, other in zip(files, files[1:], strict=False))
+            print(f"{name:8} {len(set(files)):3} files {switches:4} switches {len(functions):4} functions")
+            if "--list" in sys.argv:
+                print("\n".join(f"    {file:32} {function}" for file, function in functions))
