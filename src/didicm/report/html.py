@@ -112,7 +112,7 @@ def write_report(out: str | Path) -> Report:
     html = environment.from_string(source).render(
         study=study,
         facts=_facts(plan, rows),
-        fairness=_fairness(rows),
+        held_out=max(row.run.num_held_out / (row.run.num_held_out + row.run.num_train) for row in rows),
         command=plan.command,
         regenerate=_regenerate(study, out),
         settings=_settings(plan),
@@ -211,21 +211,6 @@ def _facts(plan: Plan, rows: Sequence[Row]) -> list[tuple[str, str]]:
         "network": ", ".join(networks),
     }
     return [(name, value) for name, value in facts.items() if value]
-
-
-def _fairness(rows: Sequence[Row]) -> str:
-    """How the comparison was kept fair."""
-    share = max(row.run.num_held_out / (row.run.num_held_out + row.run.num_train) for row in rows)
-    held = (
-        f"Of the training images, {100 * share:.0f} % are held out, and every method gets a temperature fitted on "
-        "them; nothing is chosen or fitted on test images"
-        if share
-        else "Nothing is chosen or fitted on test images"
-    )
-    return (
-        f"{held}, and the model is that of the last epoch. All samplers of a method use the same trained network. "
-        "Where methods differ in epochs, draws or recipe, the settings below say so."
-    )
 
 
 def _settings(plan: Plan) -> dict[str, Any]:

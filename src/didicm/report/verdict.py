@@ -1,6 +1,7 @@
 """Plain sentences on what a comparison or a study shows, whichever way it went."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from didicm.experiments.spec import Condition, Study
 from didicm.report.panels import Line, Panel
@@ -49,44 +50,50 @@ def _on_comparison(rows: Sequence[Row]) -> list[str]:
     conditions and seeds that all of them have.
     """
     ours, baselines = compared(rows)
-    common, baselines = _in_common(rows, ours, baselines)
+    common, baselines = _in_common(rows, ours, baselines) if ours else ([], [])
     if ours is None or not baselines:
         return ["There is nothing to compare yet: run DiDiCM and a standard classifier under the same condition."]
-    posterior = [_on_nll(common, ours, baselines, metric) for metric in (NLL, SCALED_NLL)]
-    sentences = [
-        _on_accuracy(common, ours, baselines),
-        f"As trained, DiDiCM's probabilities are {posterior[0]}."
-        + (f" With a temperature for both, they are {posterior[1]}." if posterior[1] else ""),
+    on_nll = [_on_nll(_measure(common, ours, baselines, metric)) for metric in (NLL, SCALED_NLL)]
+    return [
+        _on_accuracy(ours, _measure(common, ours, baselines, TOP1)),
+        f"As trained, DiDiCM's probabilities are {on_nll[0]}."
+        + (f" With a temperature for both, they are {on_nll[1]}." if on_nll[1] else ""),
         _on_cost(rows, common, ours),
     ]
-    return sentences
 
 
-def _in_common(
-    rows: Sequence[Row], ours: Entry | None, baselines: Sequence[Entry]
-) -> tuple[list[Row], list[Entry]]:
+def _in_common(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry]) -> tuple[list[Row], list[Entry]]:
     """Rows of the conditions and seeds that DiDiCM shares with the baselines that share most of them."""
-    places = {e: {(r.run.condition, r.run.seed) for r in rows if r.entry == e} for e in (ours, *baselines) if e}
-    shared = {e: len(places[e] & places[ours]) for e in baselines if ours}
+    places = {e: {(r.run.condition, r.run.seed) for r in rows if r.entry == e} for e in (ours, *baselines)}
+    shared = {e: len(places[e] & places[ours]) for e in baselines}
     kept = [e for e in baselines if shared[e] and shared[e] == max(shared.values())]
-    if ours is None or not kept:
-        return [], []
     common = set.intersection(places[ours], *(places[e] for e in kept))
     return [row for row in rows if (row.run.condition, row.run.seed) in common], kept
 
 
-def _best(rows: Sequence[Row], baselines: Sequence[Entry], metric: Metric) -> Entry:
-    """The baseline that does best: the choice favours the other side."""
-    means = {e: x.mean for e in baselines if (x := estimate(select(rows, e), metric)) is not None}
-    return max(means, key=lambda e: metric.sign * means[e]) if means else baselines[0]
+class _Measured(NamedTuple):
+    """DiDiCM and the best baseline by one metric: the choice favours the other side."""
+
+    baseline: Entry
+    ours: Estimate
+    theirs: Estimate
+    gap: Estimate  # ours minus theirs, paired
 
 
-def _on_accuracy(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry]) -> str:
-    baseline = _best(rows, baselines, TOP1)
-    a, b = select(rows, ours), select(rows, baseline)
-    gap, x, y = difference(a, b, TOP1), estimate(a, TOP1), estimate(b, TOP1)
-    if gap is None or x is None or y is None:
-        raise ValueError("a posterior without an accuracy")
+def _measure(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry], metric: Metric) -> _Measured | None:
+    x, means = estimate(select(rows, ours), metric), {e: estimate(select(rows, e), metric) for e in baselines}
+    known = [(e, y) for e, y in means.items() if y is not None]
+    if x is None or not known:
+        return None
+    baseline, y = max(known, key=lambda pair: metric.sign * pair[1].mean)
+    gap = difference(select(rows, ours), select(rows, baseline), metric)
+    return None if gap is None else _Measured(baseline, x, y, gap)
+
+
+def _on_accuracy(ours: Entry, found: _Measured | None) -> str:
+    if found is None:
+        return "No accuracy was measured."
+    baseline, x, y, gap = found
     names = f"({ours}; {baseline})"
     if gap.sign < 0:  # numbers in the order of the sentence
         gap, x, y, names = -gap, y, x, f"({baseline}; {ours})"
@@ -98,21 +105,19 @@ def _on_accuracy(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry]) -
     return f"{says}: {100 * x.mean:.1f} % against {100 * y.mean:.1f} % {names}, {_interval(gap, TOP1)}."
 
 
-def _on_nll(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry], metric: Metric) -> str | None:
-    """How DiDiCM's probabilities compare with those of the baseline whose NLL is best."""
-    baseline = _best(rows, baselines, metric)
-    a, b = select(rows, ours), select(rows, baseline)
-    gap, x, y = difference(a, b, metric), estimate(a, metric), estimate(b, metric)
-    if gap is None or x is None or y is None:
-        return None
-    word = {-1: "better", 1: "worse", 0: "as good within noise"}[gap.sign]
-    return f"{word}: NLL {x.mean:.3f} against {y.mean:.3f} ({baseline}), {_interval(gap, metric)}"
+def _on_nll(found: _Measured | None) -> str:
+    """How DiDiCM's probabilities compare."""
+    if found is None:
+        return ""
+    word = {-1: "better", 1: "worse", 0: "as good within noise"}[found.gap.sign]
+    numbers = f"NLL {found.ours.mean:.3f} against {found.theirs.mean:.3f} ({found.baseline})"
+    return f"{word}: {numbers}, {_interval(found.gap, NLL)}"
 
 
 def _on_cost(rows: Sequence[Row], common: Sequence[Row], ours: Entry) -> str:
     calls = select(rows, ours)[0].measured.calls
-    text = f"The {calls} network call{'s' * (calls > 1)} of DiDiCM cost {cost_ratio(rows, ours):.1f} times "
-    text += "the multiply-adds of the standard classifier"
+    what = f"The {calls} network calls of DiDiCM cost" if calls > 1 else "The single network call of DiDiCM costs"
+    text = f"{what} {cost_ratio(rows, ours):.1f} times the multiply-adds of the standard classifier"
     single = [r for r in common if r.method == ours.method and r.measured.settings.get("method") == "readout"]
     there = estimate(single, NLL)
     if calls == 1 or there is None:
