@@ -1,10 +1,4 @@
-import os
-import subprocess
-import sys
-
 import pytest
-
-from didicm.cli.demo import LEVELS, NEXT
 
 TINY = [
     "--data=fashion-mini",
@@ -17,82 +11,57 @@ TINY = [
 ]
 
 
-def didicm(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "didicm.cli", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def test_compare_runs_resumes_extends_and_reports(tmp_path):
+def test_compare_runs_resumes_extends_and_reports(tmp_path, didicm_command, works, fails):
     out = tmp_path / "out"
     methods = "--methods=standard,didicm-posterior"
-    result = didicm("compare", *TINY, methods, f"--out={out}", "--seeds=1")
-    assert result.returncode == 0, result.stderr
-    for words in ("1/2  standard", "Test images", "Differences", "Cost", "report:", "2 network calls cost"):
-        assert words in result.stdout
+    code, shown, trouble = didicm_command("compare", *TINY, methods, f"--out={out}", "--seeds=1")
+    assert code == 0, trouble
+    for words in ("1/2  standard", "Test images", "Differences", "Cost", "report:", "multiply-adds"):
+        assert words in shown
     assert (out / "report.html").stat().st_size > 10_000
 
     # One more method: what is done is not run again.
-    result = didicm(
-        "compare", *TINY, "--methods=standard,standard-smooth,didicm-posterior", f"--out={out}", "--seeds=1"
-    )
-    assert result.returncode == 0, result.stderr
-    assert "3 trainings, 2 of them done before" in result.stdout
+    more = "--methods=standard,standard-smooth,didicm-posterior"
+    assert "3 trainings, 2 of them done before" in works("compare", *TINY, more, f"--out={out}", "--seeds=1").out
     assert len((out / "results.jsonl").read_text().splitlines()) == 3
+    assert "standard, smoothed labels" in works("compare", f"--out={out}", "--report-only").out
 
-    result = didicm("compare", f"--out={out}", "--report-only")
-    assert result.returncode == 0, result.stderr
-    assert "standard, smoothed labels" in result.stdout
-
-    result = didicm("compare", *TINY, methods, f"--out={out}", "--set=optimizer.lr=0.1")
-    assert result.returncode == 2
-    assert "started with other settings (optimizer.lr is 0.005, not 0.1)" in result.stderr
+    error = fails("compare", *TINY, methods, f"--out={out}", "--set=optimizer.lr=0.1")
+    assert "started with other settings (optimizer.lr is 0.005, not 0.1)" in error
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
-        (["--report-only"], "holds no results.jsonl"),
+        (["--report-only"], "holds no results yet"),
         ([], "no --data"),
         (["--data=nowhere"], "nowhere"),
         (["--data=fashion-mini", "--recipe=huge"], "unknown recipe 'huge'"),
-        (["--data=fashion-mini", "--resolutions=28,x"], "--resolutions needs values"),
-        (["--data=fashion-mini", "--fractions=2"], "--fractions must lie in (0, 1]"),
+        (["--data=fashion-mini", "--resolutions=28,x"], "--resolutions must be a whole number, got 'x'"),
+        (["--data=fashion-mini", "--fractions=2"], "--fractions must be in (0, 1], got 2"),
         (["--data=fashion-mini", "--corruptions=fog:9"], "no corruption 'fog'"),
         (["--data=fashion-mini", "--methods=magic"], "--methods has no 'magic'"),
+        (["--data=fashion-mini", "--methods=standrad"], "did you mean standard?"),
         (["--data=fashion-mini", "--seeds=0"], "--seeds must be at least 1"),
+        (["--data=fashion-mini", "--jobs=0"], "--jobs must be at least 1"),
         (["--data=fashion-mini", "--set=epochs"], "--set needs NAME=VALUE"),
-        (["--data=fashion-mini", "--set=epoch=3"], "no setting 'epoch'"),
+        (["--data=fashion-mini", "--set=epoch=3"], "no setting 'epoch': did you mean epochs?"),
+        (
+            ["--data=fashion-mini", "--executor=here"],
+            "--executor must be one of local, ray, slurm, submitit-local",
+        ),
+        (["--data=fashion-mini", "--resolution=28"], "no option --resolution: did you mean --resolutions?"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, says, tmp_path, capsys):
-    from didicm.cli.__main__ import main as run_cli
-
-    assert run_cli(["compare", f"--out={tmp_path / 'out'}", *arguments]) == 2
-    shown = capsys.readouterr().err
-    assert says in shown
-    assert shown.count("\n") == 1
+def test_mistakes_are_one_sentence_and_write_nothing(arguments, message, tmp_path, fails):
+    assert message in fails("compare", f"--out={tmp_path / 'out'}", *arguments)
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
-    from didicm.cli.__main__ import main as run_cli
+def test_without_a_folder_it_asks_for_one(fails):
+    assert "needs --out" in fails("compare", *TINY)
 
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path, fails):
     (tmp_path / "thesis.txt").write_text("mine")
-    assert run_cli(["compare", f"--out={tmp_path}", *TINY]) == 2
-    assert "in use and holds no comparison" in capsys.readouterr().err
-
-
-def test_the_demo_ends_with_table_verdict_report_and_next_commands(tmp_path, monkeypatch, capsys):
-    import didicm.cli.demo as demo
-
-    monkeypatch.setattr(demo, "LEVELS", dict.fromkeys(list(LEVELS)[-1:], 1))
-    monkeypatch.setattr(demo.os, "cpu_count", lambda: 1)
-    assert demo.main(["--out", str(tmp_path / "demo"), "--seeds", "1"]) == 0
-    shown = capsys.readouterr().out
-    for words in ("3/3", "Test images", "network calls cost", "report.html", NEXT):
-        assert words in shown
-    assert (tmp_path / "demo" / "report.html").exists()
+    assert "in use and holds no comparison" in fails("compare", f"--out={tmp_path}", *TINY)

@@ -1,14 +1,9 @@
 """`didicm study` on studies that are shrunk until they take seconds."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from importlib.resources import files
-
 import pytest
 import yaml
+
+from didicm.experiments.spec import STUDIES
 
 SHRUNK = {
     "data": "fashion-mini",
@@ -27,42 +22,39 @@ SHRUNK = {
         "run.workers": 0,
     },
 }
+STANDARD = {"method": "standard"}
 
 
-def shrink(name, folder, **changes):
+@pytest.fixture
+def shrink(tmp_path):
     """A study that ships, on few small images and with a tiny network; all else is its own."""
-    content = yaml.safe_load(files("didicm.experiments").joinpath("studies").joinpath(f"{name}.yaml").read_text())
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({**content, **SHRUNK, **changes}, sort_keys=False))
-    return str(path)
+
+    def shrink(name, **changes):
+        content = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**content, **SHRUNK, **changes}, sort_keys=False))
+        return str(path)
+
+    return shrink
 
 
-def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "didicm.cli", "study", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def study(*arguments):
-    process = start(*arguments)
-    shown, trouble = process.communicate(timeout=300)
-    return process.returncode, shown, trouble
-
-
-def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path):
+@pytest.mark.slow
+def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path, shrink, works, fails):
     out = tmp_path / "out"
-    path = shrink("main-imagenet", tmp_path, fractions=[0.1])
-    code, shown, trouble = study(path, f"--out={out}")
-    assert code == 0, trouble
-    assert "4/4" in shown
-    for words in ("10 %, 16 px", "DiDiCM-CP, Strong Aug", "Published", "57.92", "tab:main_results", "report:"):
+    path = shrink("main-imagenet", fractions=[0.1])
+    shown = works("study", path, f"--out={out}").out
+    for words in (
+        "4/4",
+        "10 %, 16 px",
+        "DiDiCM-CP, Strong Aug",
+        "Published",
+        "57.92",
+        "tab:main_results",
+        "report:",
+    ):
         assert words in shown
     folder = out / "main-imagenet"
-    assert {"uncertainty", "gains", "trajectories"} <= {p.stem for p in (folder / "figures").iterdir()}
+    assert {"uncertainty", "gains", "trajectories"} <= {path.stem for path in (folder / "figures").iterdir()}
     tables = (folder / "tables.md").read_text()
     assert "| standard, Weak Aug | top-1 | 44.86 |" in tables
     ours = [line for line in tables.split("## Published")[0].splitlines() if "|" in line]
@@ -70,114 +62,76 @@ def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path):
     assert not any("±" in line for line in ours)  # one seed has no interval
 
     # The selection study finds its networks trained.
-    code, shown, trouble = study(shrink("selection-imagenet", tmp_path, fractions=[0.1]), f"--out={out}")
-    assert code == 0, trouble
-    assert len(list((out / "cells").iterdir())) == 4
+    shown = works("study", shrink("selection-imagenet", fractions=[0.1]), f"--out={out}").out
+    assert len(list((out / "runs").iterdir())) == 4
     assert "By mean top-1, best first:" in shown
     assert "Published: argmin 71.7" in shown
 
-    # Everything again, from what was stored; other readings of the same study are refused.
+    # Everything again, from what was stored; other samplers of the same study are refused.
     (folder / "report.html").unlink()
-    code, _, trouble = study(path, f"--out={out}", "--report-only")
-    assert code == 0, trouble
+    works("study", path, f"--out={out}", "--report-only")
     assert (folder / "report.html").exists()
-    changed = shrink("main-imagenet", tmp_path, fractions=[0.1], readings={"2 steps": {"steps": 2}})
-    code, _, trouble = study(changed, f"--out={out}")
-    assert code == 2
-    assert "readings are 8 steps" in trouble
+    changed = shrink("main-imagenet", fractions=[0.1], samplers={"2 steps": {"steps": 2}})
+    assert "samplers are 8 steps" in fails("study", changed, f"--out={out}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["efficiency-cpu", "sizes-cpu", "solvers-cpu"])
-def test_the_other_studies_run_too(name, tmp_path):
+def test_the_other_studies_run_too(name, tmp_path, shrink, works):
     changes = {}
     if name == "sizes-cpu":
-        own = {size: {"column": size, "model": f"didirn{size}"} for size in (8, 10)}
-        changes["contestants"] = {
-            f"{line}, {size}": {"line": line, "method": method, **own[size]}
-            for line, method in (("standard", "standard"), ("DiDiCM-CP", "diffusion"))
-            for size in own
-        }
-    code, shown, trouble = study(shrink(name, tmp_path, **changes), f"--out={tmp_path / 'out'}", "--seeds=1")
-    assert code == 0, trouble
+        lines = (("standard", "standard"), ("DiDiCM-CP", "diffusion"))
+        changes["methods"] = [
+            {"name": line, "size": size, "method": method, "model": f"didirn{size}"}
+            for line, method in lines
+            for size in (8, 10)
+        ]
+    shown = works("study", shrink(name, **changes), f"--out={tmp_path / 'out'}", "--seeds=1").out
     made = {path.stem for path in (tmp_path / "out" / name / "figures").iterdir()}
     own = {"efficiency-cpu": "calls", "sizes-cpu": "gains", "solvers-cpu": "steps"}
     assert own[name] in made
     assert "report:" in shown
 
 
-def test_killed_on_a_cluster_and_run_again_ends_with_the_same_table(tmp_path):
-    path = shrink("objectives-cpu", tmp_path, contestants={"cross-entropy": {"method": "standard"}, "score": {}})
-    out = tmp_path / "out"
-    code, whole, trouble = study(path, f"--out={tmp_path / 'whole'}", "--seeds=2")
-    assert code == 0, trouble
-    process = start(path, f"--out={out}", "--seeds=2", "--executor=local", "--jobs=2")
-    deadline = time.monotonic() + 120
-    while not list(out.glob("cells/*")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)  # who watches is gone; the jobs may go on or not
-    process.communicate()
-    code, shown, trouble = study(path, f"--out={out}", "--seeds=2")
-    assert code == 0, trouble
-    rows = [line for line in whole.splitlines() if "│" in line and "cross-entropy" in line]
-    assert rows
-    assert rows[0] in shown
-    assert len((out / "objectives-cpu" / "results.jsonl").read_text().splitlines()) == 4
-
-
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
-        (["magic"], "there is no study 'magic'"),
+        (["magic"], "there is no study and no YAML file 'magic'"),
         (["main-imagenet"], "study main-imagenet needs --data"),
         (["main-imagenet", "--data=nowhere"], "nowhere"),
-        (["main-cpu", "--report-only"], "holds no results.jsonl"),
+        (["main-cpu", "--report-only"], "holds no results yet"),
         (["main-cpu", "--seeds=0"], "--seeds must be at least 1"),
         (["main-cpu", "--devices=0"], "--devices must be at least 1"),
         (["main-cpu", "--set=epoch=3"], "no setting 'epoch'"),
         (["main-cpu", "--set=optimizer.lr=fast"], "optimizer.lr must be a number, got 'fast'"),
         (["main-cpu", "--set=model_args.parameterization=posterior", "--set=epochs=many"], "epochs must be"),
-        (["main-cpu", "--cluster=slurm_partition=gpu"], "--cluster is for --executor slurm"),
+        (["main-cpu", "--cluster=slurm_partition=gpu"], "--cluster is for --executor slurm or ray"),
+        (["main-cpu", "--devices=3"], "batch_size 50 does not split evenly over 3 processes"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, says, tmp_path, capsys):
-    from didicm.cli.__main__ import main as run_cli
-
-    assert run_cli(["study", *arguments, f"--out={tmp_path / 'out'}"]) == 2
-    shown = capsys.readouterr().err
-    assert says in shown
-    assert shown.count("\n") == 1
+def test_mistakes_are_one_sentence_and_write_nothing(arguments, message, tmp_path, fails):
+    assert message in fails("study", *arguments, f"--out={tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_name_the_studies_are_listed_and_a_dry_run_writes_nothing(tmp_path, capsys):
-    from didicm.cli.__main__ import main as run_cli
-
-    assert run_cli(["study"]) == 0
-    assert "solvers-cpu" in capsys.readouterr().out
-    assert run_cli(["study", "solvers-cpu", "--dry-run", f"--out={tmp_path / 'out'}"]) == 0
-    assert "6 trainings" in capsys.readouterr().out
+def test_without_a_name_the_studies_are_listed_and_a_dry_run_writes_nothing(tmp_path, works):
+    assert "solvers-cpu" in works("study").out
+    shown = works("study", "solvers-cpu", "--dry-run", f"--out={tmp_path / 'out'}").out
+    assert "6 trainings" in shown
+    assert "exact, midpoint, 8 steps" in shown
     assert not (tmp_path / "out").exists()
 
 
-def test_a_corrected_mistake_and_a_renamed_contestant_are_no_conflict(tmp_path, capsys):
-    from didicm.cli.__main__ import main as run_cli
+def test_a_corrected_mistake_and_a_renamed_method_are_no_conflict(tmp_path, shrink, works, fails):
+    def command(*names, **changes):
+        methods = [{"name": name, **STANDARD} for name in names]
+        path = shrink("objectives-cpu", methods=methods, seeds=1, curves={}, **changes)
+        return "study", path, f"--out={tmp_path / 'out'}"
 
-    def run(contestants, **changes):
-        path = shrink("objectives-cpu", tmp_path, contestants=contestants, seeds=1, curves={}, **changes)
-        code = run_cli(["study", path, f"--out={tmp_path / 'out'}"])
-        return code, capsys.readouterr()
-
-    code, shown = run({"a": {"method": "standard"}, "b": {"method": "standard"}})
-    assert code == 2
-    assert "a and b have the same settings" in shown.err
-    assert run({"a": {"method": "standard"}})[0] == 0
-    code, shown = run({"renamed": {"method": "standard"}})
-    assert code == 0
-    assert "renamed" in shown.out
-    assert "│ a " not in shown.out
+    assert "a and b have the same settings" in fails(*command("a", "b"))
+    works(*command("a"))
+    shown = works(*command("renamed")).out
+    assert "renamed" in shown
+    assert "│ a " not in shown
     # Another share of held-out images is another experiment, not another seed.
-    code, shown = run({"renamed": {"method": "standard"}}, held_out=0.2)
-    assert code == 2
-    assert "held_out is 0.1, not 0.2" in shown.err
+    assert "held_out is 0.1, not 0.2" in fails(*command("renamed", held_out=0.2))

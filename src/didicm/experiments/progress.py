@@ -25,7 +25,7 @@ class StudyProgress:
         self._runs, self._folders = runs, folders
         self._work = {key: _work(run) for key, run in runs.items()}
         self._done = set(done)
-        self._display = ProgressDisplay(console, sum(self._work.values()), self._worked(), seconds=QUIET)
+        self._display = ProgressDisplay(console, sum(self._work.values()), int(self._worked()), seconds=QUIET)
         self._stop = threading.Event()
         self._guard = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
