@@ -7,11 +7,9 @@ from rich.table import Table
 
 from didicm.cli.flags import parse
 from didicm.cli.options import LabelledOptions, hint_corruption, percent
-from didicm.data import Corruptions
 from didicm.errors import UserError
 from didicm.evaluation.assess import calibrate, check_storable
 from didicm.evaluation.calibration import Calibration
-from didicm.progress import ProgressDisplay
 
 
 @dataclass(frozen=True)
@@ -35,21 +33,11 @@ def main(argv: list[str]) -> int:
     if options.split == "train":
         raise UserError("--split train is what the model was trained on: calibrate on images it has not seen")
     check_storable(options.run)
-    corruption = None if options.corruption is None else Corruptions.parse(options.corruption)
+    options.parsed_corruption()
     model = options.open()
     hint_corruption(model, options.corruption, console)
-    with ProgressDisplay(console, 1) as display:
-        made = calibrate(
-            model,
-            options.data,
-            alpha=options.alpha,
-            fraction=options.fraction,
-            corruption=corruption,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            workers=options.workers,
-            progress=lambda done, total: display.update(done, f"{done}/{total} images", total=total),
-        )
+    with options.loading(console) as loading:
+        made = calibrate(model, options.data, alpha=options.alpha, fraction=options.fraction, **loading)
     show(made.calibration, made.images, made.notes, console)
     console.print(f"temperature and thresholds: {made.path}; didicm evaluate and predict use it from now on")
     return 0

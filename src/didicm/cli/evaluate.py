@@ -14,14 +14,12 @@ from rich.table import Table
 from didicm.checkpoint import HUB
 from didicm.cli.flags import parse
 from didicm.cli.options import LabelledOptions, hint_corruption, percent
-from didicm.data import Corruptions
 from didicm.errors import UserError
 from didicm.evaluation import ClassRow, save_posteriors
 from didicm.evaluation.assess import ModelEvaluation, evaluate
 from didicm.evaluation.metrics import BINS
 from didicm.evaluation.stored import StoredModel, same_place
 from didicm.files import to_json, write_files
-from didicm.progress import ProgressDisplay
 from didicm.values import Natural
 
 POSTERIORS, METRICS, CLASSES = "posteriors.safetensors", "metrics.json", "classes.json"
@@ -61,31 +59,18 @@ def main(argv: list[str]) -> int:
     text = "Measure a model on labelled images: metrics with intervals, cost, a table by class."
     options = parse(argv, EvaluateOptions, command="evaluate", description=text, positional=["run"])
     console = Console(soft_wrap=True, markup=False)
-    corruption = None if options.corruption is None else Corruptions.parse(options.corruption)
+    corruption = options.parsed_corruption()
     model = options.open()
     folder = options.out or default_folder(options)
     make_folder(folder)
     hint_corruption(model, options.corruption, console)
-    with ProgressDisplay(console, 1) as display:
-        result = evaluate(
-            model,
-            options.data,
-            split=options.split,
-            corruption=corruption,
-            calibrated=options.calibration,
-            bins=options.bins,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            workers=options.workers,
-            progress=lambda done, total: display.update(done, f"{done}/{total} images", total=total),
-        )
-    console.print(
-        f"{len(result.labels) + len(result.skipped)} images: {result.images}; {result.note}", highlight=False
-    )
-    if result.skipped:
-        console.print(
-            f"{len(result.skipped)} images are left out, the first: {result.skipped[0]}", highlight=False
-        )
+    with options.loading(console) as loading:
+        asked: dict[str, Any] = {"split": options.split, "calibrated": options.calibration, "bins": options.bins}
+        result = evaluate(model, options.data, **asked, **loading)
+    left_out, count = len(result.skipped), len(result.labels) + len(result.skipped)
+    console.print(f"{count} images: {result.images}; {result.note}", highlight=False)
+    if left_out:
+        console.print(f"{left_out} images are left out, the first: {result.skipped[0]}", highlight=False)
     store(folder, model, result, options, None if corruption is None else str(corruption))
     console.print(metrics_table(result))
     console.print(class_table(result.classes))

@@ -2,13 +2,16 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rich.console import Console
 
+from didicm.data import Corruptions
 from didicm.evaluation.stored import StoredModel, open_model
+from didicm.progress import ProgressDisplay
 from didicm.values import Count, Natural
 
 WORKERS = min(4, os.cpu_count() or 1)
@@ -56,6 +59,22 @@ class LabelledOptions(AskOptions):
     corruption: str | None = None
     workers: Count = WORKERS
     seed: Count = 0
+
+    def parsed_corruption(self) -> Corruptions | None:
+        """The corruption, checked."""
+        return None if self.corruption is None else Corruptions.parse(self.corruption)
+
+    @contextmanager
+    def loading(self, console: Console) -> Iterator[dict[str, Any]]:
+        """How images are loaded, with a display of progress."""
+        with ProgressDisplay(console, 1) as display:
+            yield {
+                "corruption": self.parsed_corruption(),
+                "seed": self.seed,
+                "batch_size": self.batch_size,
+                "workers": self.workers,
+                "progress": lambda done, total: display.update(done, f"{done}/{total} images", total=total),
+            }
 
 
 def hint_corruption(model: StoredModel, corruption: str | None, console: Console) -> None:

@@ -1,7 +1,6 @@
 """How good a stored model is, and its calibration: `didicm evaluate` and `didicm calibrate` as functions."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from didicm.checkpoint import HUB
-from didicm.data import Corruptions, DataError, ImageSet, hold_out, open_data, stratified_split
+from didicm.data import DataError, ImageSet, hold_out, open_data, stratified_split
 from didicm.errors import UserError
 from didicm.evaluation import run
 from didicm.evaluation.calibration import (
@@ -27,8 +26,6 @@ from didicm.evaluation.intervals import bootstrap
 from didicm.evaluation.metrics import BINS, evaluate_probs
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.models import cost
-
-Progress = Callable[[int, int], None]  # is told the number of images done and to do
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,10 @@ def evaluate(
     data: str,
     *,
     split: str | None = None,
-    corruption: str | Corruptions | None = None,
     calibrated: bool = True,
     bins: int = BINS,
     seed: int = 0,
-    batch_size: int = 64,
-    workers: int = 0,
-    progress: Progress | None = None,
+    **loading: Any,
 ) -> ModelEvaluation:
     """Measure a model on labelled images: metrics with intervals, conformal sets, a table by class, cost.
 
@@ -71,20 +65,17 @@ def evaluate(
         model: a run, a model directory, `hf://owner/name`, or an opened model.
         data: where the images are.
         split: val or train; by default val, or all images if there is none.
-        corruption: applied to every image first, such as noise:3.
         calibrated: apply the calibration stored with the model, if it fits.
         bins: of the calibration errors.
         seed: of corruption and intervals.
-        batch_size: changes the speed, not the result.
-        workers: processes that decode images.
-        progress: called with the number of images done and to do.
+        loading: corruption, batch_size, workers and progress, as for `run.evaluate`.
     """
     model = model if isinstance(model, StoredModel) else open_model(model)
     images, described = model.images(data, split)
     calibration, note = None, "calibration left out"
     if calibrated:
         calibration, note = find_calibration(model.place, model.posterior)
-    found = _ask(model, images, corruption, batch_size, workers, seed, progress)
+    found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, seed=seed, **loading)
     probs, labels = found.probs[""], found.labels
     if calibration is not None:
         probs = apply_temperature(probs, calibration.temperature)
@@ -128,11 +119,8 @@ def calibrate(
     *,
     alpha: float = 0.1,
     fraction: float = 0.5,
-    corruption: str | Corruptions | None = None,
     seed: int = 0,
-    batch_size: int = 64,
-    workers: int = 0,
-    progress: Progress | None = None,
+    **loading: Any,
 ) -> ModelCalibration:
     """Fit a temperature and conformal sets on one part of held-out images, check them on the other, store them.
 
@@ -144,11 +132,8 @@ def calibrate(
         data: where the images are; those that the model was trained on are refused.
         alpha: share of sets that may miss the true class.
         fraction: of the images to fit on.
-        corruption: applied to every image first.
         seed: of the split and the corruption.
-        batch_size: changes the speed, not the result.
-        workers: processes that decode images.
-        progress: called with the number of images done and to do.
+        loading: corruption, batch_size, workers and progress, as for `run.evaluate`.
     """
     for name, value in (("alpha", alpha), ("fraction", fraction)):
         if not 0 < value < 1:
@@ -159,7 +144,7 @@ def calibrate(
     notes = _refuse_training_images(images, data, model)
     if not os.access(model.place, os.W_OK):
         raise UserError(f"{model.place} may not be written to: copy the model to a folder of yours")
-    found = _ask(model, images, corruption, batch_size, workers, seed, progress)
+    found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, seed=seed, **loading)
     fit, rest = (torch.from_numpy(part) for part in stratified_split(found.labels.numpy(), 1 - fraction, seed))
     if not len(rest):
         raise UserError(f"{len(found.labels)} held-out images are too few to fit on some and check on others")
@@ -182,7 +167,7 @@ def calibrate(
         "images": len(fit),
         "fraction": fraction,
         "seed": seed,
-        "corruption": None if corruption is None else str(corruption),
+        "corruption": str(loading["corruption"]) if loading.get("corruption") else None,
     }
     calibration = Calibration(temperature.value, rules, model.posterior, source, check)
     notes += [temperature.warning] if temperature.warning else []
@@ -225,25 +210,3 @@ def _place(name: str) -> str:
 @lru_cache(maxsize=2**16)
 def _real(folder: str) -> str:
     return os.path.realpath(folder)
-
-
-def _ask(
-    model: StoredModel,
-    images: ImageSet,
-    corruption: str | Corruptions | None,
-    batch_size: int,
-    workers: int,
-    seed: int,
-    progress: Progress | None,
-) -> run.Evaluation:
-    return run.evaluate(
-        model.classifier,
-        images,
-        model.transform,
-        {"": model.sampler},
-        corruption=Corruptions.parse(corruption) if isinstance(corruption, str) else corruption,
-        batch_size=batch_size,
-        workers=workers,
-        seed=seed,
-        progress=progress,
-    )

@@ -50,7 +50,7 @@ def stream(
     transform: EvalTransform,
     samplers: Samplers = OWN,
     *,
-    corruption: Corruptions | None = None,
+    corruption: Corruptions | str | None = None,
     batch_size: int = 64,
     workers: int = 0,
     seed: int = 0,
@@ -65,7 +65,7 @@ def stream(
         images: labelled images; their classes are numbered as the classifier's.
         transform: what the classifier sees of them.
         samplers: by name, the settings of the classifier's sampler to change; each image is decoded once for all.
-        corruption: applied to every image before the transform.
+        corruption: applied to every image before the transform, such as noise:3.
         batch_size: changes the speed, not the result.
         workers: processes that decode images.
         seed: decides what is random in the corruption.
@@ -81,7 +81,7 @@ def stream(
         train=False,
         seed=seed,
         workers=workers,
-        corruption=corruption,
+        corruption=Corruptions.parse(corruption) if isinstance(corruption, str) else corruption,
         rank=rank,
         world_size=world_size,
         device=device,

@@ -27,7 +27,6 @@ class StoredModel:
     checkpoint: Checkpoint
     transform: EvalTransform
     sampler: Mapping[str, Any]  # settings of the sampler to change
-    training: TrainConfig | None  # None if it does not lie in the folder of a run
 
     @property
     def classifier(self) -> Classifier:
@@ -53,6 +52,19 @@ class StoredModel:
             named = ", ".join("sampler" if name == "method" else name for name in self.sampler)
             raise UserError(f"a standard classifier has no sampler to set: leave out {named}")
         return None if own is None else own.changed(**self.sampler)
+
+    @cached_property
+    def training(self) -> TrainConfig | None:
+        """Settings of the run that the model lies in, if it does."""
+        if str(self.place).startswith(HUB):
+            return None
+        for folder in (Path(self.place), Path(self.place).absolute().parent):
+            if (folder / CONFIG_YAML).is_file():
+                try:
+                    return override(TrainConfig(), read_yaml(folder / CONFIG_YAML))
+                except UserError as error:
+                    raise UserError(f"{folder / CONFIG_YAML} is damaged ({error}): restore it") from error
+        return None
 
     def images(self, uri: str, split: str | None = None) -> tuple[ImageSet, str]:
         """Labelled images and a few words on which they are; the training's own split is cut again."""
@@ -105,7 +117,7 @@ def open_model(
         raise UserError(f"{place} stores no transform: say with a size how large its images should be")
     transform = EvalTransform.from_dict({**described, "size": size} if size else described)
     checkpoint.classifier.to(find_device(device)).eval()
-    model = StoredModel(place, checkpoint, transform, dict(sampler or {}), _training_of(place))
+    model = StoredModel(place, checkpoint, transform, dict(sampler or {}))
     _ = model.posterior  # a wrong setting of the sampler shows now
     return model
 
@@ -125,16 +137,3 @@ def same_place(one: str, other: str) -> bool:
     one, other = one.removeprefix("folder:"), other.removeprefix("folder:")
     paths = [Path(uri).expanduser() for uri in (one, other)]
     return one == other or (all(path.exists() for path in paths) and os.path.samefile(*paths))
-
-
-def _training_of(place: str | Path) -> TrainConfig | None:
-    """Settings of the run that a model lies in."""
-    if str(place).startswith(HUB):
-        return None
-    for folder in (Path(place), Path(place).absolute().parent):
-        if (folder / CONFIG_YAML).is_file():
-            try:
-                return override(TrainConfig(), read_yaml(folder / CONFIG_YAML))
-            except UserError as error:
-                raise UserError(f"{folder / CONFIG_YAML} is damaged ({error}): restore it") from error
-    return None
