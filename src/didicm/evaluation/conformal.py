@@ -46,7 +46,7 @@ class Conformal:
 
         Args:
             probs: probabilities from the same model and temperature as in the fit.
-            u: one uniform number (N,) an image, for `aps-randomised` only.
+            u: one uniform number (N,) per image, for `aps-randomised` only.
             allow_empty: leave empty sets empty.
         """
         probs = check_probs(probs)
@@ -91,7 +91,7 @@ def coverage(sets: Tensor, labels: Tensor) -> float:
     """Share of images whose set (N, K) holds the label (N,)."""
     _check_sets(sets)
     if labels.shape != sets.shape[:1] or labels.min() < 0 or labels.max() >= sets.shape[1]:
-        raise UserError(f"labels must be {len(sets)} of the {sets.shape[1]} classes, one a set")
+        raise UserError(f"labels must be {len(sets)} of the {sets.shape[1]} classes, one per set")
     return sets.gather(1, labels.unsqueeze(1)).double().mean().item()
 
 
@@ -129,11 +129,11 @@ def _aps_scores(probs: Tensor, u: Tensor | None) -> Tensor:
     scores = ranked.cumsum(-1)
     if u is not None:
         if u.shape != probs.shape[:1] or not bool(((u >= 0) & (u <= 1)).all()):
-            raise UserError(f"u must be {len(probs)} numbers between 0 and 1, one an image")
+            raise UserError(f"u must be {len(probs)} numbers between 0 and 1, one per image")
         scores = scores - u.double().unsqueeze(1) * ranked
     return torch.empty_like(scores).scatter_(1, order, scores)
 
 
 def _check_sets(sets: Tensor) -> None:
     if sets.dim() != 2 or sets.dtype != torch.bool or not len(sets):
-        raise UserError("sets must be a table of yes and no, one row an image")
+        raise UserError("sets must be a table of yes and no, one row per image")

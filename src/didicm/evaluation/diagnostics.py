@@ -90,7 +90,7 @@ def confusion(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def per_class(probs: Tensor, labels: Tensor, class_names: Sequence[str]) -> list[ClassRow]:
-    """One row a class, in the order of the classes."""
+    """One row per class, in the order of the classes."""
     probs, labels = check(probs, labels)
     k = probs.shape[1]
     if len(class_names) != k:

@@ -45,7 +45,7 @@ def check(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     probs = check_probs(probs)
     if labels.shape != probs.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
         raise UserError(
-            f"labels must be {len(probs)} whole numbers, one an image, got {_kind(labels)} "
+            f"labels must be {len(probs)} whole numbers, one per image, got {_kind(labels)} "
             f"of shape {tuple(labels.shape)}"
         )
     labels = labels.detach().cpu().long()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from didicm import UserError
-from didicm.settings import load_recipe
+from didicm.settings import load_recipe, recipes
 from didicm.training import loop
 from didicm.training.devices import agree, gather, make_fabric, scatter, stoppable
 from didicm.training.state import load_state
@@ -129,3 +129,10 @@ def test_a_second_signal_stops_at_once_and_handlers_return():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_uses_a_gpu_where_there_is_one(name, monkeypatch):
+    monkeypatch.setattr("lightning_fabric.accelerators.cuda.num_cuda_devices", lambda: 1)
+    settings = override(load_recipe(name), {"run.precision": "32-true"}).run
+    assert type(make_fabric(settings).accelerator).__name__ == "CUDAAccelerator"
