@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from didicm.experiments.results import RESULTS, RunResult, append_result, read_plan, read_results, write_plan
-from didicm.experiments.spec import Study, list_studies
+from didicm.experiments.spec import Study
+from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables
 from didicm.report.panels import our_panel, published_panel

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from didicm.classifier import Ensemble as Ensemble
     from didicm.classifier import Sampler as Sampler
     from didicm.classifier import StandardClassifier as StandardClassifier
+    from didicm.cli.compare import compare as compare
     from didicm.data import open_data as open_data
     from didicm.diffusion import Posterior as Posterior
     from didicm.diffusion import UniformProcess as UniformProcess
@@ -41,6 +42,7 @@ _HOME = {
     "UniformProcess": "diffusion",
     "UserError": "errors",
     "calibrate": "evaluation.assess",
+    "compare": "cli.compare",
     "create_model": "models",
     "evaluate": "evaluation.assess",
     "list_models": "models",

@@ -16,7 +16,7 @@ from didicm.experiments.executors import ExecutorName
 from didicm.experiments.results import RESULTS
 from didicm.experiments.run import run_study
 from didicm.report.html import Report, write_report
-from didicm.settings import Fraction, Natural
+from didicm.values import Fraction, Natural
 
 
 @dataclass(frozen=True)

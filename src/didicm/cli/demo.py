@@ -13,7 +13,7 @@ from didicm.experiments.comparison import compare_study
 from didicm.experiments.run import run_study
 from didicm.experiments.spec import Condition
 from didicm.report.html import write_report
-from didicm.settings import Natural
+from didicm.values import Natural
 
 # Chosen by measurement on 2 cores. The epochs are many, as in the paper: few images are seen over and over.
 LEVELS = {Condition(14, 0.25): 100, Condition(10, 0.125): 200, Condition(7, 0.05): 500}  # and their epochs

@@ -11,9 +11,10 @@ from rich.console import Console
 from didicm.cli.compare import StudyOptions, show_report
 from didicm.cli.flags import parse
 from didicm.experiments.run import check_runs, plan_runs, run_study
-from didicm.experiments.spec import Run, Study, list_studies, load_study
+from didicm.experiments.spec import Run, Study
+from didicm.experiments.study_file import list_studies, load_study
 from didicm.report.html import write_report
-from didicm.settings import Natural
+from didicm.values import Natural
 
 
 @dataclass(frozen=True)

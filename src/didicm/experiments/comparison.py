@@ -6,7 +6,8 @@ from typing import Any
 
 from didicm.errors import UserError, did_you_mean
 from didicm.experiments.spec import Condition, Method, Study
-from didicm.settings import load_recipe, override
+from didicm.settings import load_recipe
+from didicm.values import override
 
 # What each method changes in the recipe; all have the same trunk, epochs and batches.
 METHODS = {

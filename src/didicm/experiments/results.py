@@ -12,7 +12,8 @@ from typing import Any
 
 from didicm.errors import UserError, reason
 from didicm.experiments.migrate import OLD_PLAN, migrate_plan, migrate_result
-from didicm.experiments.spec import Condition, Study, make_study
+from didicm.experiments.spec import Condition, Study
+from didicm.experiments.study_file import make_study
 from didicm.files import read_json, to_json, write_files
 
 FORMAT = 2

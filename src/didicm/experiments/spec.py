@@ -4,34 +4,23 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cache, cached_property, partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 import yaml
 
 from didicm.classifier import Sampler
 from didicm.data import Corruptions
-from didicm.errors import UserError, did_you_mean, reason
-from didicm.settings import (
-    Fraction,
-    Natural,
-    Range,
-    Settings,
-    TrainConfig,
-    coerce,
-    flatten,
-    load_recipe,
-    override,
-)
+from didicm.errors import UserError
+from didicm.settings import TrainConfig, load_recipe
+from didicm.values import Fraction, Natural, Range, Settings, flatten, override
 
 # How the table is laid out: methods by condition; as in the paper, over levels of uncertainty, model sizes or
 # sampling steps; or one column per metric.
 Layout: TypeAlias = Literal["comparison", "uncertainty", "sizes", "steps", "metrics"]
-
-T = TypeVar("T")
 
 STUDIES = Path(__file__).with_name("studies")
 PUBLISHED = "published.yaml"
@@ -76,15 +65,6 @@ class Method(Settings):
     def baseline(self) -> bool:
         """Whether it is a standard classifier."""
         return self.settings.get("method") == "standard"
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Method":
-        """Read a method; what is none of its own fields is a setting of the training."""
-        own = {key: values[key] for key in ("name", "variant", "size", "recipe") if key in values}
-        if "size" in own:
-            own["size"] = str(own["size"])  # to YAML, 18 is a number
-        rest = {key: value for key, value in values.items() if key not in (*own, "settings")}
-        return _make(cls, {**own, "settings": {**values.get("settings", {}), **rest}})
 
 
 @dataclass(frozen=True)
@@ -206,93 +186,11 @@ class Study(Settings):
         return replace(config, run=replace(run, validate_epochs=config.epochs))
 
 
-def list_studies() -> list[str]:
-    """Names of the studies that ship."""
-    return sorted(path.stem for path in STUDIES.glob("*.yaml") if path.name != PUBLISHED)
-
-
-def load_study(name: str) -> Study:
-    """A study that ships, or one of the user's own from a YAML file."""
-    path = STUDIES / f"{name}.yaml" if name in list_studies() else Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"there is no study and no YAML file {name!r}: {did_you_mean(name, list_studies())}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read ({reason(error)}): give a YAML file") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is no study: it must have title, question, layout and methods")
-    return make_study({"name": path.stem, **content}, str(path))
-
-
-def make_study(content: Mapping[str, Any], where: str) -> Study:
-    """A study from YAML or from `Study.to_dict`, every key and value checked: a mistake shows before the hours."""
-    values = dict(content)
-    axes = {name: values.pop(name) for name in ("resolutions", "fractions", "corruptions") if name in values}
-    curves = values.pop("curves", {})
-    try:
-        if axes:
-            values["conditions"] = _product(axes)
-        entries = tuple[Mapping[str, Any], ...]
-        for name, make in (("methods", Method.from_dict), ("conditions", partial(_make, Condition))):
-            if name in values:
-                values[name] = tuple(make(entry) for entry in coerce(values[name], entries, name))
-        values["samplers"] = _samplers(values.get("samplers", {}), curves)
-        return _make(Study, values)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
-
-
 @cache
 def published_tables() -> dict[str, Any]:
     """The tables of the paper."""
     tables: dict[str, Any] = yaml.safe_load((STUDIES / PUBLISHED).read_text(encoding="utf-8"))
     return tables
-
-
-def _make(cls: type[T], values: Mapping[str, Any]) -> T:
-    """One of the dataclasses above from plain values; unknown and missing ones are told."""
-    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
-            raise UserError(f"there is no key {key!r}: {did_you_mean(str(key), known)}")
-    if missing := [key for key, needed in known.items() if needed and key not in values]:
-        raise UserError(f"{', '.join(missing)} must be given")
-    return cls(**values)
-
-
-def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
-    """Every combination, in the order of the paper's columns: fractions, and in them resolutions."""
-    kinds = {"resolutions": tuple[int | None, ...], "fractions": tuple[float, ...], "corruptions": tuple[str, ...]}
-    usual: dict[str, tuple[Any, ...]] = {"resolutions": (None,), "fractions": (1.0,), "corruptions": ("none",)}
-    given = {name: coerce(values, kinds[name], name) for name, values in axes.items()}
-    resolutions, fractions, corruptions = (usual | given).values()
-    return [
-        {"resolution": r, "fraction": f, "corruption": None if c == "none" else c}
-        for c, f, r in product(corruptions, fractions, resolutions)
-    ]
-
-
-def _samplers(given: Any, curves: Any) -> tuple[SamplerSpec, ...]:
-    """Samplers by name, then those that only make curves, expanded over steps and chains; or stored ones."""
-    if isinstance(given, (list, tuple)):
-        return tuple(_make(SamplerSpec, entry) for entry in given)
-    by_name = Mapping[str, Mapping[str, Any]]
-    tables = [s for name, own in coerce(given, by_name, "samplers").items() for s in _expand(name, own)]
-    known = {spec.name for spec in tables}
-    extra = [
-        s for name, own in coerce(curves, by_name, "curves").items() for s in _expand(name, own, stored=False)
-    ]
-    return (*tables, *(spec for spec in extra if spec.name not in known))
-
-
-def _expand(name: str, settings: Mapping[str, Any], stored: bool = True) -> Iterator[SamplerSpec]:
-    """One sampler for each number of steps and of chains; of several, only the first keeps its posteriors."""
-    listed = {key: settings[key] for key in ("steps", "chains") if isinstance(settings.get(key), list)}
-    for i, values in enumerate(product(*listed.values())):
-        own = dict(zip(listed, values, strict=True))
-        words = [f"{n} {unit if n != 1 else unit[:-1]}" for unit, n in own.items()]
-        yield SamplerSpec(", ".join([name, *words]), {**settings, **own}, stored and i == 0, name)
 
 
 def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:

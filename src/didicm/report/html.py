@@ -16,7 +16,8 @@ from matplotlib.figure import Figure as Drawing
 
 from didicm.errors import UserError
 from didicm.experiments.results import Plan, read_plan, read_results
-from didicm.experiments.spec import Study, list_studies
+from didicm.experiments.spec import Study
+from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report import figures, images
 from didicm.report.panels import Panel, our_panel, published_panel

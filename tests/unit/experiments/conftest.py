@@ -1,7 +1,6 @@
 """A study whose runs take a second, here or in a process of its own."""
 
 import json
-import os
 import threading
 import time
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from didicm.experiments.results import read_results
-from didicm.experiments.spec import make_study
+from didicm.experiments.study_file import make_study
 
 TINY = {
     "name": "tiny",
@@ -36,7 +35,7 @@ TINY = {
 SCRIPT = """
 import json, sys
 from didicm.experiments.run import run_study
-from didicm.experiments.spec import make_study
+from didicm.experiments.study_file import make_study
 
 if __name__ == "__main__":  # processes that are spawned import it again
     content, out, options = map(json.loads, sys.argv[1:])
@@ -45,16 +44,6 @@ if __name__ == "__main__":  # processes that are spawned import it again
     except KeyboardInterrupt:
         sys.exit(130)
 """
-
-
-@pytest.fixture(scope="session", autouse=True)
-def processes_start_faster(tmp_path_factory):
-    """Fabric imports torchmetrics to ask for its version, which takes seconds: processes of tests find a stub."""
-    folder = tmp_path_factory.mktemp("stub")
-    (folder / "torchmetrics.py").write_text('__version__ = "0"\n')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
 
 
 @pytest.fixture(scope="session")

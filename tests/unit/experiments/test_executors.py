@@ -164,6 +164,20 @@ def test_submitit_carries_out_a_study_and_tells_of_a_failed_job(tiny, whole, tmp
     assert logs.count("done: ") == 2
 
 
+def test_jobs_left_over_from_a_killed_owner_and_a_new_owner_train_nothing_twice(
+    tiny, whole, tmp_path, start_study, wait_until, numbers_of
+):
+    out = tmp_path / "out"
+    process = start_study(tiny(), out, executor="submitit-local", jobs=2)
+    wait_until(lambda: list(out.glob("runs/*/train.log")), process)
+    process.kill()  # the jobs may go on or not
+    process.communicate()
+    run_study(tiny(), out)
+    assert numbers_of(out) == numbers_of(whole)
+    for log in out.glob("runs/*/train.log"):
+        assert log.read_text().count("epoch 2: accuracy") == 1
+
+
 def test_what_a_job_of_an_earlier_command_is_at_is_not_submitted(tiny, tmp_path):
     folder = write_run(tmp_path, tmp_path, tiny().runs("fashion-mini", 1)[0])
     assert not is_running(folder)

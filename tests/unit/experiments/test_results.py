@@ -15,7 +15,8 @@ from didicm.experiments.results import (
     read_results,
     write_plan,
 )
-from didicm.experiments.spec import Condition, make_study
+from didicm.experiments.spec import Condition
+from didicm.experiments.study_file import make_study
 from didicm.settings import load_recipe
 from didicm.values import flatten, override
 

@@ -5,7 +5,8 @@ import yaml
 
 from didicm.errors import UserError
 from didicm.experiments.comparison import METHODS, compare_study
-from didicm.experiments.spec import Condition, Run, list_studies, load_study, make_study
+from didicm.experiments.spec import Condition, Run
+from didicm.experiments.study_file import list_studies, load_study, make_study
 
 SMALL = {
     "name": "mine",

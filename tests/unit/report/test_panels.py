@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from didicm.experiments.spec import Condition, make_study, published_tables
+from didicm.experiments.spec import Condition, published_tables
+from didicm.experiments.study_file import make_study
 from didicm.report.panels import have_order, our_panel, published_panel
 from didicm.report.records import TOP1, TOP5, rows_of
 from didicm.report.tables import column_name, panel_table

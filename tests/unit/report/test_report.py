@@ -11,7 +11,8 @@ from rich.console import Console
 from didicm.errors import UserError
 from didicm.experiments.comparison import METHODS
 from didicm.experiments.results import read_plan, write_plan
-from didicm.experiments.spec import Condition, make_study
+from didicm.experiments.spec import Condition
+from didicm.experiments.study_file import make_study
 from didicm.report import html
 from didicm.report.html import write_report
 
