@@ -30,7 +30,7 @@ lint: $(READY) ## check format, rules, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY) ## format the code and mend what can be mended
+format: $(READY) ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -26,7 +26,7 @@ FLAT = 1e-12  # a slope of the NLL that is rounding error
 
 @dataclass(frozen=True)
 class Temperature:
-    """A fitted temperature, above 1 for a posterior that was too sure."""
+    """A fitted temperature, above 1 for a posterior that was overconfident."""
 
     value: float
     nll_before: float

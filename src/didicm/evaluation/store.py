@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from didicm.errors import UserError
 from didicm.evaluation.metrics import check
+from didicm.files import write_files
 
 FORMAT = "didicm posteriors 1"
 
@@ -43,14 +42,9 @@ def save_posteriors(
     names = _check_names(probs, class_names, image_names)
     tensors = {"probs": probs.contiguous(), "labels": labels.contiguous()}
     strings = {**names, "meta": dict(meta or {}), "sha256": _digest(probs, labels)}
+    metadata = {"format": FORMAT, **{key: json.dumps(x) for key, x in strings.items()}}
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=path.parent) as scratch:
-        part = Path(scratch) / path.name
-        save_file(tensors, part, {"format": FORMAT, **{key: json.dumps(x) for key, x in strings.items()}})
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
+    write_files(path.parent, {path.name: lambda part: save_file(tensors, part, metadata)})
     return path
 
 
