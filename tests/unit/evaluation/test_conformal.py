@@ -195,8 +195,8 @@ def test_bad_requests_are_one_sentence():
         (lambda: fit_aps(probs, labels, 0.5, u=u).sets(probs), "aps-randomised"),
         (lambda: fit_aps(probs, labels, 0.5).sets(probs, u), "aps-randomised"),
         (lambda: Conformal.from_dict({k: GOOD[k] for k in GOOD if k != "n"}), "a key 'n'"),
-        (lambda: coverage(probs > 0.5, labels[1:]), "one a set"),
-        (lambda: coverage(probs > 0.5, labels + 3), "one a set"),
+        (lambda: coverage(probs > 0.5, labels[1:]), "one per set"),
+        (lambda: coverage(probs > 0.5, labels + 3), "one per set"),
         (lambda: mean_size(probs), "yes and no"),
     ):
         with pytest.raises(UserError, match=message):
