@@ -10,9 +10,11 @@ from torch.nn import functional as F
 
 from didicm.diffusion import Posterior, ScoreFunction, UniformProcess, marginal_score_entropy, score_entropy
 from didicm.diffusion import Sampler as Sampler
+from didicm.diffusion.process import at_least_float32, log_marginal
 from didicm.diffusion.sampling import Callback
-from didicm.diffusion.solver import check_choice, index_features
+from didicm.diffusion.solver import index_features
 from didicm.errors import UserError
+from didicm.values import coerce
 
 # Earliest time in training: closer to 0 the true ratios leave float32.
 MIN_TIME = 1e-5
@@ -145,7 +147,7 @@ class StandardClassifier(Classifier):
         draws_per_image: int = 1,
     ) -> None:
         super().__init__()
-        check_choice("objective", objective, Objective)
+        coerce(objective, Objective, "objective")
         if process is not None and objective != "marginal":
             raise ValueError(f"a process is for objective 'marginal', not {objective!r}")
         self.model = model
@@ -163,7 +165,7 @@ class StandardClassifier(Classifier):
         if self.process is None:
             return F.cross_entropy(logits, target, reduction="none")
         t = _time(u[..., 0].T)  # draws first: they share the images' targets
-        log_q = self.process.log_marginal(logits.log_softmax(-1).expand(*t.shape, -1), t)
+        log_q = log_marginal(logits.log_softmax(-1).expand(*t.shape, -1), self.process.schedule.total(t))
         return marginal_score_entropy(log_q, target, t, self.process).mean(0)
 
     @torch.no_grad()
@@ -186,7 +188,7 @@ class StandardClassifier(Classifier):
                 f"the network returned logits of shape {tuple(logits.shape)} for {len(image)} images and "
                 f"{self.num_classes} classes: its num_classes must be the number of its outputs"
             )
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return at_least_float32(logits)
 
 
 class Ensemble(Classifier):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from didicm.classifier import DiffusionClassifier
-from didicm.diffusion.solver import check_choice
 from didicm.errors import UserError, reason
 from didicm.models import create_model
 from didicm.models.resnet import ARCHITECTURES
+from didicm.values import coerce
 
 Weights: TypeAlias = Literal["best", "model", "ema"]
 
@@ -35,7 +35,7 @@ def read_official(path: str | Path, weights: Weights = "best") -> tuple[Diffusio
     `weights` is "model", "ema", or "best": the averaged weights if there are any. Nothing but tensors and plain
     values is unpickled.
     """
-    check_choice("weights", weights, Weights)
+    coerce(weights, Weights, "weights")
     file = _read(Path(path))
     averaged = weights == "ema" or (weights == "best" and file.get("state_dict_ema"))
     key = "state_dict_ema" if averaged else "state_dict"

@@ -332,7 +332,7 @@ def test_networks_of_ones_own_are_welcome():
         (lambda: Sampler(steps=0), "steps must be at least 1, got 0"),
         (lambda: Sampler(chains=2.0), "chains must be a whole number, got 2.0"),
         (lambda: Sampler(seed="1"), "seed must be a whole number, got '1'"),
-        (lambda: Sampler(time=0), r"time must lie in \(0, 1\], got 0"),
+        (lambda: Sampler(time=0), r"time must be in \(0, 1\], got 0"),
         (lambda: Sampler().changed(chains=3), "sampler cp has no chains: leave it out or choose sampler cl"),
         (lambda: Sampler("cl").changed(select="sample"), "sampler cl has no select: .* choose sampler cp"),
         (lambda: Sampler().changed(method="readout", steps=3), "sampler readout has no steps: .* cp or cl"),

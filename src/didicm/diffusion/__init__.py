@@ -2,8 +2,7 @@
 
 from didicm.diffusion.loss import marginal_score_entropy, score_entropy
 from didicm.diffusion.process import UniformProcess
-from didicm.diffusion.sampler import Sampler
-from didicm.diffusion.sampling import Posterior, Step, readout, sample_cl, sample_cp, sample_naive
+from didicm.diffusion.sampling import Posterior, Sampler, Step, readout, sample_cl, sample_cp, sample_naive
 from didicm.diffusion.schedule import (
     Exponential,
     Geometric,

@@ -7,7 +7,7 @@ zero for a perfect prediction, and nothing cancels, so float32 is enough down to
 import torch
 from torch import Tensor
 
-from didicm.diffusion.process import UniformProcess
+from didicm.diffusion.process import UniformProcess, at_least_float32
 
 
 def score_entropy(log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
@@ -20,11 +20,12 @@ def score_entropy(log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, p
         t: time of each image (B,), above 0.
         process: the process that the sampler will reverse.
     """
-    with _full_precision(log_score):
-        log_score = _at_least_float32(log_score)
+    with torch.autocast(log_score.device.type, enabled=False):
+        log_score = at_least_float32(log_score)
         log_q = process.marginal(_match(target, log_score), t).log()
         log_s = log_q - log_q.gather(-1, label.unsqueeze(-1))
-        return _weight(t, process) * (log_s.exp() * _excess(log_score - log_s)).sum(-1)
+        weight = process.schedule.rate(t) / process.num_classes
+        return weight * (log_s.exp() * _excess(log_score - log_s)).sum(-1)
 
 
 def marginal_score_entropy(log_q: Tensor, target: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
@@ -34,19 +35,16 @@ def marginal_score_entropy(log_q: Tensor, target: Tensor, t: Tensor, process: Un
 
     Args:
         log_q: predicted log noisy posterior (..., K), normalised.
-        target: hard labels (B,) or any target distribution (B, K).
+        target: as for `score_entropy`.
         t: times (...), above 0; leading dimensions are further draws for the same images.
-        process: the process that gives the noise.
+        process: as for `score_entropy`.
     """
-    with _full_precision(log_q):
-        log_q = _at_least_float32(log_q)
+    with torch.autocast(log_q.device.type, enabled=False):
+        log_q = at_least_float32(log_q)
         q = process.marginal(_match(target, log_q), t)
         d = log_q - q.log()
-        return _weight(t, process) * (_excess(-d) + process.num_classes * q * _excess(d)).sum(-1)
-
-
-def _weight(t: Tensor, process: UniformProcess) -> Tensor:
-    return process.schedule.rate(t) / process.num_classes
+        weight = process.schedule.rate(t) / process.num_classes
+        return weight * (_excess(-d) + process.num_classes * q * _excess(d)).sum(-1)
 
 
 def _excess(d: Tensor) -> Tensor:
@@ -60,11 +58,3 @@ def _excess(d: Tensor) -> Tensor:
 def _match(target: Tensor, like: Tensor) -> Tensor:
     """Distributions take the precision of the prediction; hard labels stay integers."""
     return target.to(like.dtype) if target.is_floating_point() else target
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _full_precision(x: Tensor) -> torch.autocast:
-    return torch.autocast(x.device.type, enabled=False)

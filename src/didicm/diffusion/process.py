@@ -38,10 +38,6 @@ class UniformProcess:
         keep, lost = (x.unsqueeze(-1).to(probs) for x in (self.schedule.keep(t), self.schedule.lost(t)))
         return keep * probs + lost / self.num_classes
 
-    def log_marginal(self, log_probs: Tensor, t: Tensor) -> Tensor:
-        """Log of `marginal`, from log-probabilities (..., K): safe where a probability underflows."""
-        return log_marginal(log_probs, self.schedule.total(t))
-
     def add_noise(self, clean: Tensor, noise: Noise) -> Tensor:
         """`marginal` of clean posteriors (..., K) at a time that all images share."""
         return noise.keep * clean + noise.lost / self.num_classes
@@ -80,8 +76,7 @@ class UniformProcess:
 
         No noisy posterior falls below (1 - keep) / K; holding the estimate to that makes any logits safe.
         """
-        q = log_score.softmax(-1).clamp_min(t.lost / self.num_classes)
-        return q / q.sum(-1, keepdim=True)
+        return normalise(log_score.softmax(-1).clamp_min(t.lost / self.num_classes))
 
     def clean_posterior(self, log_score: Tensor, t: Noise) -> Tensor:
         """Undo the noise: the clean posterior (..., K) that one score at time t implies (the readout).
@@ -91,8 +86,7 @@ class UniformProcess:
         """
         signal = log_score.softmax(-1) - t.lost / self.num_classes
         error = (-signal).clamp_min(0).mean(-1, keepdim=True)
-        signal = signal.maximum(error.clamp_min(LEAST_SIGNAL))
-        return signal / signal.sum(-1, keepdim=True)  # the sum is keep(t), unless the score breaks the bound
+        return normalise(signal.maximum(error.clamp_min(LEAST_SIGNAL)))
 
     # Reverse, over probabilities
 
@@ -112,8 +106,7 @@ class UniformProcess:
         """
         stay, move = self._forward_kernel(s, t)
         r = p / self.add_noise(clean, t)
-        next_p = self.add_noise(clean, s) * (stay * r + move * r.sum(-1, keepdim=True))
-        return next_p / next_p.sum(-1, keepdim=True)
+        return normalise(self.add_noise(clean, s) * (stay * r + move * r.sum(-1, keepdim=True)))
 
     # Reverse, over labels
 
@@ -132,8 +125,7 @@ class UniformProcess:
         """Distribution (..., K) of the label at s < t, given `label` (...) at t and a clean posterior."""
         stay, move = self._forward_kernel(s, t)
         label, q = label.unsqueeze(-1), self.add_noise(clean, s)
-        joint = (move * q).scatter_add(-1, label, stay * q.gather(-1, label))
-        return joint / joint.sum(-1, keepdim=True)
+        return normalise((move * q).scatter_add(-1, label, stay * q.gather(-1, label)))
 
     def _forward_kernel(self, s: Noise, t: Noise) -> tuple[float, float]:
         """From s to t > s: the chance to keep the label, and to be redrawn as one given class."""
@@ -142,7 +134,17 @@ class UniformProcess:
 
 
 def log_marginal(log_probs: Tensor, total: Tensor) -> Tensor:
-    """Log noisy distribution (..., K) of clean log-probabilities (..., K) at the given total noise."""
+    """Log of `UniformProcess.marginal` (..., K), from log-probabilities: safe where a probability underflows."""
     total = total.unsqueeze(-1).to(log_probs)
     log_redrawn = torch.log(-torch.expm1(-total) / log_probs.shape[-1])
     return torch.logaddexp(log_probs - total, log_redrawn)
+
+
+def normalise(p: Tensor) -> Tensor:
+    """Make each row (..., K) sum to one."""
+    return p / p.sum(-1, keepdim=True)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Undo half precision, which is for networks only."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

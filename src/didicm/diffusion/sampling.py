@@ -10,28 +10,20 @@ Three ways to run the reverse process, which differ in what they carry from step
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, fields, replace
+from inspect import signature
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from didicm.diffusion.process import UniformProcess
+from didicm.diffusion.process import UniformProcess, normalise
 from didicm.diffusion.random import ImageRandom, sample_categorical
-from didicm.diffusion.solver import (
-    SOLVERS,
-    Interval,
-    ScoreFunction,
-    Scores,
-    ScoreTime,
-    Solver,
-    SolverStep,
-    check_choice,
-    intervals,
-    normalise,
-)
-from didicm.errors import UserError
+from didicm.diffusion.solver import SOLVERS, Interval, ScoreFunction, Scores, ScoreTime, Solver, intervals
+from didicm.errors import UserError, did_you_mean
+from didicm.values import Fraction, Natural, Settings, coerce
 
+Method: TypeAlias = Literal["cp", "cl", "readout"]
 Select: TypeAlias = Literal["argmin", "argmax", "sample"]
 Average: TypeAlias = Literal["probs", "one-hot"]
 
@@ -67,9 +59,8 @@ def readout(
     callback: Callback | None = None,
 ) -> Posterior:
     """Read the clean posterior from one network call at `time`."""
-    if not 0 < time <= 1:
-        raise UserError(f"time must lie in (0, 1], got {time}")
-    label, t = torch.zeros(len(image), dtype=torch.long, device=image.device), process.schedule.at(time)
+    t = process.schedule.at(coerce(time, Fraction, "time"))
+    label = torch.zeros(len(image), dtype=torch.long, device=image.device)
     p = process.clean_posterior(Scores(model, image, process)(label, t), t)
     if callback:
         callback(Step(0.0, p, label.unsqueeze(-1)))
@@ -104,8 +95,7 @@ def sample_cp(
         seed: for `select="sample"`.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
-    check_choice("select", select, Select)
-    step, choose = SOLVERS[solver][0], _SELECT[select]
+    step, choose = SOLVERS[solver], _SELECT[coerce(select, Select, "select")]
     score, random, p = Scores(model, image, process), ImageRandom(image, seed), _uniform(image, process)
     for interval in times:
         label = choose(p, random)
@@ -143,17 +133,15 @@ def sample_cl(
         seed: for the labels.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
-    check_choice("average", average, Average)
-    if chains < 1 or chunk < 1:
-        raise UserError(f"chains and chunk must be at least 1, got {chains} and {chunk}")
+    coerce(average, Average, "average")
+    coerce(chains, Natural, "chains")
     score, random, p = Scores(model, image, process), ImageRandom(image, seed), _uniform(image, process)
-    step = SOLVERS[solver][1]
     label = random.label(process.num_classes, chains).flatten()  # (B * N,), an image's chains side by side
     owner = torch.arange(len(image), device=image.device).repeat_interleave(chains)
     for interval in times:
         asked, u = label.view(-1, chains).clone(), random.uniform(chains).flatten()
         p = torch.zeros_like(p)
-        for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
+        for rows, probs in _label_steps(score, solver, owner, label, interval, chunk):
             label[rows] = sample_categorical(probs, u[rows])
             ends = probs if average == "probs" else process.distribution(label[rows]).to(probs.dtype)
             p = p.to(probs.dtype).index_add(0, owner[rows], ends)
@@ -183,11 +171,11 @@ def sample_naive(
         chunk: at most this many (image, label) pairs go through the network together.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
-    score, step, p = Scores(model, image, process), SOLVERS[solver][1], _uniform(image, process)
+    score, p = Scores(model, image, process), _uniform(image, process)
     owner, label = torch.ones_like(p).nonzero().unbind(-1)  # (B * K,), every pair of an image and a label
     for interval in times:
         next_p = torch.zeros_like(p)
-        for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
+        for rows, probs in _label_steps(score, solver, owner, label, interval, chunk):
             weight = p.flatten()[rows].to(probs.dtype).unsqueeze(-1)
             next_p = next_p.to(probs.dtype).index_add(0, owner[rows], weight * probs)
         p = normalise(next_p)
@@ -197,12 +185,13 @@ def sample_naive(
 
 
 def _label_steps(
-    score: Scores, step: SolverStep, owner: Tensor, label: Tensor, interval: Interval, chunk: int
+    score: Scores, solver: Solver, owner: Tensor, label: Tensor, interval: Interval, chunk: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows, and distributions (chunk, K) of the next label there, of labels (N,) that belong to images (N,)."""
+    coerce(chunk, Natural, "chunk")
     for rows in torch.split(torch.arange(len(label), device=label.device), chunk):
         log_score = score(label[rows], interval.score, owner[rows])
-        yield rows, step(score.process, label[rows], log_score, interval)
+        yield rows, SOLVERS[solver](score.process, label[rows], log_score, interval)
 
 
 def _least_likely(p: Tensor) -> Tensor:
@@ -221,3 +210,53 @@ _SELECT: dict[Select, Callable[[Tensor, ImageRandom], Tensor]] = {
 
 def _uniform(image: Tensor, process: UniformProcess) -> Tensor:
     return torch.full((len(image), process.num_classes), 1 / process.num_classes, device=image.device)
+
+
+_METHODS: dict[str, Callable[..., Posterior]] = {"cp": sample_cp, "cl": sample_cl, "readout": readout}
+
+
+@dataclass(frozen=True)
+class Sampler(Settings):
+    """How to sample, as one value; a method reads the fields that its function takes."""
+
+    method: Method = "cp"
+    steps: Natural = 8
+    solver: Solver = "exact"
+    score_time: ScoreTime = "midpoint"
+    select: Select = "argmin"
+    chains: Natural = 16
+    average: Average = "probs"
+    time: Fraction = 0.5
+    seed: int = 0
+
+    def __call__(
+        self, model: ScoreFunction, image: Tensor, process: UniformProcess, callback: Callback | None = None
+    ) -> Posterior:
+        """Sample the posterior of images (B, C, H, W)."""
+        settings = {name: getattr(self, name) for name in _READS[self.method]}
+        return _METHODS[self.method](model, image, process, callback=callback, **settings)
+
+    def changed(self, **settings: Any) -> "Sampler":
+        """This sampler with other settings; one that the resulting method does not read is refused."""
+        for name in settings:
+            if name not in _SETTINGS:
+                raise UserError(f"a sampler has no setting {name!r}: {did_you_mean(name, _SETTINGS)}")
+        sampler = replace(self, **settings)
+        for name in settings:
+            if name not in ("method", "seed", *_READS[sampler.method]):
+                readers = " or ".join(method for method, reads in _READS.items() if name in reads)
+                raise UserError(
+                    f"sampler {sampler.method} has no {name}: leave it out or choose sampler {readers}"
+                )
+        return sampler
+
+    def identity(self) -> dict[str, Any]:
+        """The method and the settings that it reads, without the seed: what a calibration is tied to."""
+        return {name: getattr(self, name) for name in ("method", *_READS[self.method]) if name != "seed"}
+
+
+_SETTINGS = [field.name for field in fields(Sampler)]
+_READS = {  # by method
+    method: [name for name in _SETTINGS if name in signature(sample).parameters]
+    for method, sample in _METHODS.items()
+}

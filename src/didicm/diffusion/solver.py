@@ -9,14 +9,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from didicm.diffusion.process import UniformProcess
+from didicm.diffusion.process import UniformProcess, at_least_float32, normalise
 from didicm.diffusion.schedule import Noise, Schedule
 from didicm.errors import UserError
+from didicm.values import Natural, coerce
 
 Features: TypeAlias = Tensor | tuple[Tensor, ...]
 Solver: TypeAlias = Literal["exact", "euler", "official"]
@@ -36,6 +37,27 @@ class ScoreFunction(Protocol):
         """Log-scores (B, K) at labels (B,) and total noise (B,), 0 at the label."""
 
 
+class ExactScore:
+    """Scores images that are their own posteriors (B, K): a solver's error without a network's.
+
+    `error` is the spread of noise on its log-ratios, which differs from call to call.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float64, error: float = 0.0) -> None:
+        self.dtype, self.error = dtype, error
+
+    def encode(self, image: Tensor) -> Tensor:
+        return image
+
+    def score(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
+        assert isinstance(features, Tensor)
+        keep = torch.exp(-total.double()).unsqueeze(-1)
+        log_q = (keep * features.double() + (1 - keep) / features.shape[-1]).log()
+        if self.error:
+            log_q = log_q + self.error * torch.randn_like(log_q)
+        return (log_q - log_q.gather(-1, label.unsqueeze(-1))).to(self.dtype)
+
+
 @dataclass(frozen=True)
 class Interval:
     """One step: where it starts, where the score is taken, where it ends."""
@@ -49,8 +71,8 @@ def intervals(
     schedule: Schedule, steps: int, grid: Tensor | None, solver: Solver, score_time: ScoreTime
 ) -> list[Interval]:
     """The steps that a solver takes, from t = 1 to 0."""
-    check_choice("solver", solver, Solver)
-    check_choice("score_time", score_time, ScoreTime)
+    coerce(solver, Solver, "solver")
+    coerce(score_time, ScoreTime, "score_time")
     if solver == "official" and grid is not None:
         raise UserError("solver='official' brings its own grid: leave out `grid`")
     grid = time_grid(steps) if grid is None else grid.double().cpu()
@@ -67,9 +89,7 @@ def intervals(
 
 def time_grid(steps: int) -> Tensor:
     """Evenly spaced times from 1 down to 0, (steps + 1,) in float64."""
-    if steps < 1:
-        raise UserError(f"steps must be at least 1, got {steps}")
-    return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    return torch.linspace(1, 0, coerce(steps, Natural, "steps") + 1, dtype=torch.float64)
 
 
 class Scores:
@@ -87,7 +107,7 @@ class Scores:
                 f"the network returned log-scores of shape {tuple(log_score.shape)} for {len(label)} images and "
                 f"{self.process.num_classes} classes: model and process must agree on the number of classes"
             )
-        log_score = log_score.to(torch.promote_types(log_score.dtype, torch.float32))
+        log_score = at_least_float32(log_score)
         if not math.isfinite(log_score.sum().item()):
             raise FloatingPointError(
                 f"the network returned non-finite log-scores at t = {t.time:.4g}: its weights or the image are "
@@ -101,39 +121,21 @@ def index_features(features: Features, rows: Tensor) -> Features:
     return features[rows] if isinstance(features, Tensor) else tuple(x[rows] for x in features)
 
 
-def _exact_step(process: UniformProcess, p: Tensor, log_score: Tensor, at: Interval) -> Tensor:
+def _exact_step(process: UniformProcess, state: Tensor, log_score: Tensor, at: Interval) -> Tensor:
     clean = process.clean_posterior(log_score, at.score)
-    return process.add_noise(clean, at.s) if at.t.time == 1 else process.exact_step(p, clean, at.t, at.s)
+    if at.t.time == 1:
+        return process.add_noise(clean, at.s)
+    step = process.exact_step if state.is_floating_point() else process.exact_label_step
+    return step(state, clean, at.t, at.s)
 
 
-def _exact_label_step(process: UniformProcess, label: Tensor, log_score: Tensor, at: Interval) -> Tensor:
-    clean = process.clean_posterior(log_score, at.score)
-    return process.add_noise(clean, at.s) if at.t.time == 1 else process.exact_label_step(label, clean, at.t, at.s)
+def _euler_step(process: UniformProcess, state: Tensor, log_score: Tensor, at: Interval) -> Tensor:
+    dt = at.t.time - at.s.time
+    if state.is_floating_point():
+        return normalise(process.euler_step(state, log_score, at.t, dt).clamp(0, 1))
+    return process.euler_label_step(state, log_score, at.t, dt)
 
 
-def _euler_step(process: UniformProcess, p: Tensor, log_score: Tensor, at: Interval) -> Tensor:
-    return normalise(process.euler_step(p, log_score, at.t, at.t.time - at.s.time).clamp(0, 1))
-
-
-def _euler_label_step(process: UniformProcess, label: Tensor, log_score: Tensor, at: Interval) -> Tensor:
-    return process.euler_label_step(label, log_score, at.t, at.t.time - at.s.time)
-
-
-# solver -> step of probabilities (B, K), and of labels (B,); both give probabilities (B, K)
+# The state is probabilities (B, K) or labels (B,); either way the result is probabilities (B, K).
 SolverStep: TypeAlias = Callable[[UniformProcess, Tensor, Tensor, Interval], Tensor]
-SOLVERS: dict[Solver, tuple[SolverStep, SolverStep]] = {
-    "exact": (_exact_step, _exact_label_step),
-    "euler": (_euler_step, _euler_label_step),
-    "official": (_euler_step, _euler_label_step),
-}
-
-
-def normalise(p: Tensor) -> Tensor:
-    """Make each row (..., K) sum to one."""
-    return p / p.sum(-1, keepdim=True)
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Refuse a value that is none of those of a Literal."""
-    if value not in get_args(choices):
-        raise UserError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+SOLVERS: dict[Solver, SolverStep] = {"exact": _exact_step, "euler": _euler_step, "official": _euler_step}

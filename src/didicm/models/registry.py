@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from didicm.diffusion import ScoreFunction
 from didicm.errors import UserError, did_you_mean
 from didicm.models.backbone import Backbone, BackboneBaseline, BackboneScore
-from didicm.models.didirn import DiDiRN
 from didicm.models.resnet import ARCHITECTURES, ResNet, Trunk
+from didicm.models.score import DiDiRN
 
 # name -> class and the arguments that the name stands for
 _NETWORKS: dict[str, tuple[type[Backbone | Trunk], dict[str, Any]]] = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from didicm.diffusion.solver import check_choice
+from didicm.values import coerce
 
 StemKind: TypeAlias = Literal["resnet", "small", "tiny"]
 
@@ -48,7 +48,7 @@ class Stem(nn.Sequential):
 
     def __init__(self, kind: StemKind, in_chans: int, channels: int) -> None:
         super().__init__()
-        check_choice("stem", kind, StemKind)
+        coerce(kind, StemKind, "stem")
         size, stride = (7, 2) if kind == "resnet" else (3, 1)
         self.conv = nn.Conv2d(in_chans, channels, size, stride, padding=size // 2, bias=False)
         self.bn = nn.BatchNorm2d(channels)

@@ -1,18 +1,25 @@
-"""The contract of every score network, the two things its outputs may mean, and the condition it sees."""
+"""Score networks: what they have in common, and DiDiRN, the paper's.
+
+DiDiRN is a ResNet whose blocks are conditioned on the noisy label and its noise.
+"""
 
 import math
-from typing import Literal, TypeAlias
+from itertools import islice
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from didicm.diffusion import Features
-from didicm.diffusion.process import log_marginal
-from didicm.diffusion.solver import check_choice
+from didicm.diffusion.process import at_least_float32, log_marginal
+from didicm.models.resnet import Architecture, StemKind, Trunk
+from didicm.values import Range, coerce
 
 WIDTH = 128  # of the embedding of the condition
 
 Parameterization: TypeAlias = Literal["score", "posterior"]
+Layout: TypeAlias = Literal["paper", "official"]
 
 
 class ScoreModel(nn.Module):
@@ -30,11 +37,8 @@ class ScoreModel(nn.Module):
 
     def predict(self, parameterization: Parameterization, num_classes: int) -> None:
         """Set what the outputs mean, and for how many classes."""
-        if num_classes < 2:
-            raise ValueError(f"a score model needs num_classes of at least 2, got {num_classes}")
-        check_choice("parameterization", parameterization, Parameterization)
-        self.num_classes = num_classes
-        self.parameterization = parameterization
+        self.num_classes = coerce(num_classes, Annotated[int, Range(2)], "num_classes")
+        self.parameterization = coerce(parameterization, Parameterization, "parameterization")
 
     def encode(self, image: Tensor) -> Features:
         """Compute once per image all that depends on the image (B, C, H, W) alone."""
@@ -46,9 +50,7 @@ class ScoreModel(nn.Module):
 
     def score(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
         """Log-scores (B, K) in float32 or better, exactly 0 at `label` (B,)."""
-        outputs = self.outputs(features, label, total)
-        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        label = label.unsqueeze(-1)
+        outputs, label = at_least_float32(self.outputs(features, label, total)), label.unsqueeze(-1)
         if self.parameterization == "score":
             return outputs.scatter(-1, label, 0.0)
         log_q = log_marginal(outputs.log_softmax(-1), total)
@@ -77,3 +79,75 @@ class Condition(nn.Module):
         angle = total.to(self.wave.dtype).unsqueeze(-1) * self.wave
         embedded: Tensor = self.label(label) + self.noise(torch.cat([angle.cos(), angle.sin()], -1))
         return embedded
+
+
+class DiDiRN(Trunk, ScoreModel):
+    """Score network on a ResNet trunk.
+
+    Layouts: `paper` merges a block as SiLU(GroupNorm(residual + skip + condition)); `official`, the released
+    code, as relu(skip + SiLU(GroupNorm(residual + condition))) with the `small` stem. They have the same
+    parameters. The stem and both branches of the first block do not see the condition: `encode` computes them.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        stem: StemKind | None = None,
+        width: float = 1.0,
+        global_pool: str = "avg",
+        layout: Layout = "paper",
+        parameterization: Parameterization = "score",
+    ) -> None:
+        coerce(layout, Layout, "layout")
+        stem = stem or ("resnet" if layout == "paper" else "small")
+        zero_init = layout == "paper"
+        super().__init__(architecture, num_classes, in_chans, stem, width, global_pool, zero_init)
+        self.predict(parameterization, num_classes)
+        self.layout = layout
+        self.condition = Condition(num_classes)
+        # One matrix product gives every block its condition: far fewer calls than one per block.
+        self.project = nn.Linear(WIDTH, sum(self.block_channels))
+        if zero_init:  # else each block adds noise before it has learnt anything, and deep trunks lose the image
+            nn.init.zeros_(self.project.weight)
+            nn.init.zeros_(self.project.bias)
+        # 32 groups, as in the paper; other widths have 16 channels per group, as the paper's last stage. In
+        # smaller groups little is left of the condition, and of images that have shrunk to a pixel, only signs.
+        groups = [32 if width == 1 else math.gcd(32, max(1, n // 16)) for n in self.block_channels]
+        self.norms = nn.ModuleList(nn.GroupNorm(g, n) for g, n in zip(groups, self.block_channels, strict=True))
+
+    def encode(self, image: Tensor) -> Features:
+        """Stem and first block up to the first conditioning."""
+        first = next(self.blocks())
+        residual, skip = self.run_block(first, self.stem(image))
+        return residual + skip if self.layout == "paper" else (residual, skip)
+
+    def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
+        """Raw outputs (B, K)."""
+        return self.forward_head(self._trunk(features, label, total))
+
+    def forward_features(self, image: Tensor, label: Tensor, total: Tensor) -> Tensor:
+        """Last feature map (B, C, H, W)."""
+        return self._trunk(self.encode(image), label, total)
+
+    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
+        """Start anew with another number of classes: the last layer and the label embedding."""
+        self.predict(self.parameterization, num_classes)
+        super().reset_classifier(num_classes, global_pool)
+        self.condition.label = nn.Embedding(num_classes, WIDTH)
+
+    def _trunk(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
+        projected = self.project(F.silu(self.condition(label, total)))[..., None, None]
+        conditions = torch.split(projected, self.block_channels, dim=1)
+        x = self._merge(features, self.norms[0], conditions[0])  # `encode` ran the first block
+        for block, norm, condition in islice(zip(self.blocks(), self.norms, conditions, strict=True), 1, None):
+            x = self._merge(self.run_block(block, x), norm, condition)
+        return x
+
+    def _merge(self, branches: Features, norm: nn.Module, condition: Tensor) -> Tensor:
+        if self.layout == "official":
+            residual, skip = branches
+            return F.relu(skip + F.silu(norm(residual + condition)))
+        merged = branches if isinstance(branches, Tensor) else branches[0] + branches[1]
+        return F.silu(norm(merged + condition))

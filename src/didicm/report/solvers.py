@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from didicm.diffusion import Sampler, Step, UniformProcess
-from didicm.diffusion.exact import ExactScore
+from didicm.diffusion.solver import ExactScore
 
 SAMPLERS = {
     "exact, score at midpoint": Sampler(),

@@ -16,7 +16,7 @@ from didicm.diffusion import (
     sample_naive,
     time_grid,
 )
-from didicm.diffusion.exact import ExactScore
+from didicm.diffusion.solver import ExactScore
 from tests.oracle import matrices
 from tests.oracle.posteriors import all_kinds, ambiguous, log_score, sigma, smoothed, total_variation
 
