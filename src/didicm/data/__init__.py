@@ -5,7 +5,6 @@ from didicm.data.images import (
     ArraySet,
     DataError,
     ImageSet,
-    MemorySet,
     UnreadableImageError,
     is_small,
     open_image,
@@ -14,34 +13,12 @@ from didicm.data.images import (
     to_channels,
 )
 from didicm.data.loader import Loader, make_loader
-from didicm.data.mixing import Mixer, target_distribution
+from didicm.data.randomness import stratified_split, subset
 from didicm.data.sources import Data, find_transform, hold_out, open_data
-from didicm.data.splits import stratified_split, subset
-from didicm.data.transforms import Augment, EvalTransform, TrainTransform
+from didicm.data.transforms import Augment, EvalTransform, Mixer, TrainTransform, target_distribution
 
 __all__ = [
-    "ArraySet",
-    "Augment",
-    "Corruptions",
-    "Data",
-    "DataError",
-    "EvalTransform",
-    "ImageSet",
-    "Loader",
-    "MemorySet",
-    "Mixer",
-    "TrainTransform",
-    "UnreadableImageError",
-    "find_transform",
-    "hold_out",
-    "is_small",
-    "make_loader",
-    "open_data",
-    "open_image",
-    "readable",
-    "relabel",
-    "stratified_split",
-    "subset",
-    "target_distribution",
-    "to_channels",
-]
+    "ArraySet", "Augment", "Corruptions", "Data", "DataError", "EvalTransform", "ImageSet", "Loader", "Mixer",
+    "TrainTransform", "UnreadableImageError", "find_transform", "hold_out", "is_small", "make_loader", "open_data",
+    "open_image", "readable", "relabel", "stratified_split", "subset", "target_distribution", "to_channels",
+]  # fmt: skip

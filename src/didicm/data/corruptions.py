@@ -24,58 +24,43 @@ ALIASES = {"noise": "gaussian_noise", "shot": "shot_noise", "motion": "motion_bl
 
 
 @dataclass(frozen=True)
-class Corruption:
-    """One corruption: a name of `SUITE` at severity 1 to 5, or `resolution` with the pixels to keep."""
-
-    name: str
-    severity: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", ALIASES.get(self.name, self.name))
-        if self.name == "resolution":
-            if self.severity < 1:
-                raise DataError(f"resolution is a number of pixels, at least 1, got {self.severity}")
-        elif self.name not in SUITE:
-            raise DataError(f"there is no corruption {self.name!r}; {did_you_mean(self.name, KNOWN)}")
-        elif self.severity not in range(1, 6):
-            raise DataError(f"the severity of {self.name} must be 1 to 5, got {self.severity}")
-
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        """Corrupt an `L` or `RGB` image; whatever is random is drawn from `rng`."""
-        if self.name == "resolution":
-            return reduce_resolution(image, self.severity)
-        effect, strengths = SUITE[self.name]
-        return effect(image, strengths[self.severity - 1], rng)
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.severity}"
-
-
-@dataclass(frozen=True)
 class Corruptions:
-    """Corruptions one after the other, as written `blur:2+jpeg:4`."""
+    """One or more of `SUITE` at severity 1 to 5, or `resolution` with the pixels to keep, in order."""
 
-    parts: tuple[Corruption, ...]
+    parts: tuple[tuple[str, int], ...]
 
     @classmethod
     def parse(cls, text: str) -> "Corruptions":
-        """Read `name:severity`, joined by `+`."""
+        """Read `name:severity`, joined by `+`, as in `blur:2+jpeg:4`."""
         parts = []
-        for part in text.split("+"):
-            name, _, severity = part.strip().partition(":")
-            if not severity.strip().isdecimal():
-                raise DataError(f"{part.strip()!r} is not a corruption; write name:severity, as in noise:3+jpeg:2")
-            parts.append(Corruption(name.strip(), int(severity)))
+        for part in map(str.strip, text.split("+")):
+            name, _, severity = map(str.strip, part.partition(":"))
+            name = ALIASES.get(name, name)
+            if not severity.isdecimal():
+                raise DataError(f"{part!r} is not a corruption; write name:severity, as in noise:3+jpeg:2")
+            if name == "resolution":
+                if int(severity) < 1:
+                    raise DataError(f"resolution is a number of pixels, at least 1, got {severity}")
+            elif name not in SUITE:
+                known = ("resolution", *SUITE, *ALIASES)
+                raise DataError(f"there is no corruption {name!r}; {did_you_mean(name, known)}")
+            elif int(severity) not in range(1, 6):
+                raise DataError(f"the severity of {name} must be 1 to 5, got {severity}")
+            parts.append((name, int(severity)))
         return cls(tuple(parts))
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        """Apply all in order."""
-        for part in self.parts:
-            image = part(image, rng)
+        """Corrupt an `L` or `RGB` image; whatever is random is drawn from `rng`."""
+        for name, severity in self.parts:
+            if name == "resolution":
+                image = reduce_resolution(image, severity)
+            else:
+                effect, strengths = SUITE[name]
+                image = effect(image, strengths[severity - 1], rng)
         return image
 
     def __str__(self) -> str:
-        return "+".join(map(str, self.parts))
+        return "+".join(f"{name}:{severity}" for name, severity in self.parts)
 
 
 def reduce_resolution(image: Image.Image, pixels: int) -> Image.Image:
@@ -174,4 +159,3 @@ SUITE: dict[str, tuple[Effect, tuple[float, ...]]] = {
     "occlusion": (_occlusion, (0.05, 0.1, 0.2, 0.3, 0.45)),  # share of the area
     "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # what is left of each side
 }
-KNOWN = ("resolution", *SUITE, *ALIASES)

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from didicm.data.images import DataError, ImageSet, UnreadableImageError
+from didicm.data.images import DataError, ImageSet, UnreadableImageError, stack
 from didicm.data.randomness import keys, preserved
 from didicm.data.sources import Data
-from didicm.data.transforms import TrainTransform, stack
+from didicm.data.transforms import TrainTransform
 from didicm.errors import reason
 from didicm.files import write_files
 

@@ -5,6 +5,7 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import TypeAlias
@@ -123,15 +124,14 @@ class MemorySet(ArraySet):
     """Another set's images, decoded once. What could not be read stays unreadable, with the same message."""
 
     def __init__(self, source: ImageSet) -> None:
-        images: list[np.ndarray] = []
         self._source = source
         self._failed: dict[int, str] = {}
+        images = [np.zeros((0, 0), dtype=np.uint8)] * len(source)
         for i in range(len(source)):
             try:
-                images.append(np.array(source.load(i)))
+                images[i] = np.array(source.load(i))
             except UnreadableImageError as error:
                 self._failed[i] = str(error)
-                images.append(np.zeros((0, 0), dtype=np.uint8))
         super().__init__(images, source.labels, source.class_names, channels=source.channels, origin=source)
 
     def load(self, i: int, shrink: Shrink | None = None) -> Image.Image:
@@ -146,20 +146,23 @@ class MemorySet(ArraySet):
         """All images as one tensor (N, C, H, W), uint8; None if sizes differ or one could not be read."""
         if self._failed or len({image.shape for image in self.images}) != 1:
             return None
-        stack = torch.from_numpy(np.stack(list(self.images)))
-        return stack.view(*stack.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
+        return stack(self.images).contiguous()
 
 
-def is_small(images: ImageSet, limit: int = SMALL_BYTES, tries: int = 16) -> bool:
-    """Whether all images, decoded, fit in `limit` bytes, judged by a few of them."""
+def stack(images: Iterable[Image.Image | np.ndarray]) -> Tensor:
+    """Stack `L` or `RGB` images of one size to (B, C, H, W), uint8."""
+    arrays = np.stack([np.asarray(image) for image in images])
+    return torch.from_numpy(arrays.reshape(*arrays.shape[:3], -1)).permute(0, 3, 1, 2)
+
+
+def is_small(images: ImageSet) -> bool:
+    """Whether all images, decoded, fit in memory with ease, judged by a few of them."""
     sizes = []
-    for i in np.unique(np.linspace(0, len(images) - 1, tries).astype(int)):
-        try:
+    for i in np.unique(np.linspace(0, len(images) - 1, 16).astype(int)):
+        with suppress(UnreadableImageError):
             width, height = images.load(i).size
-        except UnreadableImageError:
-            continue
-        sizes.append(width * height * images.channels)
-    return bool(sizes) and float(np.mean(sizes)) * len(images) <= limit
+            sizes.append(width * height * images.channels)
+    return bool(sizes) and float(np.mean(sizes)) * len(images) <= SMALL_BYTES
 
 
 def readable(text: str) -> str:
@@ -191,14 +194,11 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
         image = _to_8_bit(image)
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
-    mode = MODES[channels]
-    if image.mode != mode:
-        # Only RGB is a step that every mode (palette, CMYK, LAB, ...) can take.
-        image = image.convert("RGB") if image.mode not in ("L", "1", "RGB") else image
-        image = image.convert(mode)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    if image.mode not in ("L", "1", "RGB"):
+        image = image.convert("RGB")  # only to RGB can every mode (palette, CMYK, LAB, ...) go
+    if image.mode != MODES[channels]:
+        image = image.convert(MODES[channels])
     image.load()
     return image
 
@@ -237,17 +237,16 @@ def relabel(images: ImageSet, model_classes: Sequence[str]) -> ImageSet:
     """Number labels as a model with `model_classes` does; a class with images that it lacks is an error."""
     index = {normalise(name): k for k, name in enumerate(model_classes)}
     present = [images.class_names[k] for k in np.unique(images.labels)]
-    unknown = [name for name in present if normalise(name) not in index]
+    unknown = [repr(name) for name in present if normalise(name) not in index]
     if unknown:
+        known = some([repr(name) for name in model_classes])
         raise DataError(
-            f"the data has {_quote(unknown)}, but the known classes are {_quote(model_classes)}; "
-            "rename or remove what is unknown"
+            f"the data has {some(unknown)}, but the known classes are {known}; rename or remove what is unknown"
         )
     table = np.array([index.get(normalise(name), -1) for name in images.class_names], dtype=np.int64)
     return images.select(np.arange(len(images)), table[images.labels], list(model_classes))
 
 
-def _quote(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ("class " if len(names) == 1 else "classes ") + shown + more
+def some(names: Sequence[str]) -> str:
+    """The first five names, and how many there are beyond them."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -6,16 +6,130 @@ run that stops anywhere continues bit by bit, and the number of workers changes 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from didicm.data.batches import Batch, Batches, Skipped
 from didicm.data.corruptions import Corruptions
-from didicm.data.images import DataError, ImageSet, MemorySet, is_small
+from didicm.data.images import DataError, ImageSet, MemorySet, UnreadableImageError, is_small, stack
+from didicm.data.randomness import epoch_order, keys, occurrences, preserved
 from didicm.data.transforms import EvalTransform, TrainTransform
+
+REPLACEMENT_TRIES = 20
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that could not be read."""
+
+    index: int
+    reason: str  # names the image
+
+
+class Batch(NamedTuple):
+    """What a worker hands over; it never raises for bad images, as that would lose the message."""
+
+    image: Tensor  # (B, C, H, W), uint8 unless finished
+    label: Tensor  # (B,), int64
+    shown: Tensor  # (B,), which images these are
+    key: np.ndarray  # (B,), one per image, for what is random in finishing
+    skipped: list[Skipped]
+
+
+@dataclass
+class Batches(Dataset[Batch]):
+    """Whole batches, by (epoch, batch): what a worker process does. The fields are as in `make_loader`."""
+
+    images: ImageSet
+    transform: TrainTransform | EvalTransform
+    batch_size: int
+    train: bool
+    seed: int
+    repeats: int
+    balanced: bool
+    corruption: Corruptions | None
+    rank: int
+    world_size: int
+    finish: bool  # else that is left to the GPU
+
+    def __post_init__(self) -> None:
+        self.labels = self.images.labels
+        whole, rest = divmod(len(self.images), self.batch_size * self.world_size)
+        # Training drops what does not fill a batch, but has at least one.
+        self.count = max(1, whole) if self.train else whole + (rest > self.rank)
+        self.stacked: Tensor | None = None
+        if isinstance(self.images, MemorySet) and self.corruption is None:
+            stacked = self.images.stacked()
+            if stacked is not None and self.transform.keeps((stacked.shape[3], stacked.shape[2])):
+                self.stacked = stacked
+        self._plan: tuple[int, np.ndarray, np.ndarray] = (-1, self.labels, self.labels)
+
+    def __getitem__(self, place: tuple[int, int]) -> Batch:
+        epoch, batch = place
+        order, draws = self._order(epoch)
+        # A global batch is dealt out like cards, so repeats of an image go to different ranks, as in timm.
+        whole = self.batch_size * self.world_size
+        mine = slice(batch * whole + self.rank, min((batch + 1) * whole, len(order)), self.world_size)
+        index, draw = order[mine], draws[mine]
+        # The corruption of an image at evaluation must not change from one epoch to the next.
+        key = keys(self.seed, epoch, index, draw) if self.train else keys(self.seed, index)
+        skipped: list[Skipped] = []
+        if self.stacked is not None:
+            which = torch.from_numpy(index)
+            image = self.stacked[which]
+        else:
+            image, which, key = self._decode(index, key, skipped)
+        if self.finish and len(which):
+            image = self.transform.finish(image, key)
+        return Batch(image, torch.from_numpy(self.labels)[which], which, key, skipped)
+
+    def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which image is shown at each place of an epoch, and how often it was before; kept for the next batch."""
+        if self._plan[0] != epoch:
+            order = np.arange(len(self.images))
+            if self.train:
+                order = epoch_order(self.labels, self.seed, epoch, repeats=self.repeats, balanced=self.balanced)
+                # A set smaller than one batch fills it by starting again.
+                order = np.resize(order, self.count * self.batch_size * self.world_size)
+            self._plan = (epoch, order, occurrences(order))
+        return self._plan[1:]
+
+    def _decode(
+        self, index: np.ndarray, key: np.ndarray, skipped: list[Skipped]
+    ) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Images, which they are, and the keys of those that could be read."""
+        shown, prepared, kept = [], [], []
+        with preserved():
+            for row, (i, k) in enumerate(zip(index.tolist(), key.tolist(), strict=True)):
+                found = self._load(i, k, skipped)
+                if found is None:
+                    continue
+                used, image = found
+                if self.corruption is not None:
+                    image = self.corruption(image, np.random.default_rng(k))
+                shown.append(used)
+                prepared.append(self.transform.prepare(image, k))
+                kept.append(row)
+        images = stack(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
+        return images, torch.tensor(shown, dtype=torch.int64), key[kept]
+
+    def _load(self, i: int, key: int, skipped: list[Skipped]) -> tuple[int, Image.Image] | None:
+        """Load image i, or in training another of its class; notes what could not be read."""
+        # A corruption acts on the image as it is stored, so it needs all of it.
+        shrink = partial(self.transform.shrink, key=key) if self.corruption is None else None
+        for attempt in range(REPLACEMENT_TRIES if self.train else 1):
+            try:
+                return i, self.images.load(i, shrink)
+            except UnreadableImageError as error:
+                skipped.append(Skipped(i, str(error)))
+            members = np.flatnonzero(self.labels == self.labels[i])
+            i = int(members[int(keys(key % 2**63, attempt)) % len(members)])
+        return None
 
 
 class Loader:
@@ -28,17 +142,19 @@ class Loader:
         self._batches = batches
         self._device = device
         self._limit = max(10, len(batches.images) // 100)
-        self.skipped: list[Skipped] = []  # unreadable images met so far, each once
+        self._skipped: dict[int, Skipped] = {}
         self.index = torch.zeros(0, dtype=torch.int64)  # which images the latest batch shows
+        self.batches_per_epoch = batches.count  # on this rank
         self.fast = batches.stacked is not None  # whole batches at once, straight from memory
-        self._schedule = _Schedule(batches.count)
+        self._schedule: list[tuple[int, int]] = []  # (epoch, batch) still to come: all that a worker needs to know
         self.set_epoch(epoch, start_batch)
+        workers = 0 if self.fast else workers
         self._loader: DataLoader[Batch] = DataLoader(
             batches,
             batch_size=None,
             sampler=self._schedule,
-            num_workers=0 if self.fast else workers,
-            persistent_workers=not self.fast and workers > 0,
+            num_workers=workers,
+            persistent_workers=workers > 0,
             collate_fn=_as_it_is,
             pin_memory=device.type == "cuda",
             # Its own generator: else every pass would draw a number from the global one.
@@ -49,23 +165,19 @@ class Loader:
         """Choose what the next pass yields: an epoch, if need be from a batch in its middle."""
         if not 0 <= start_batch <= self.batches_per_epoch:
             raise DataError(f"start_batch must lie in 0..{self.batches_per_epoch}, got {start_batch}")
-        self._schedule.epoch, self._schedule.start = epoch, start_batch
+        self._schedule[:] = [(epoch, batch) for batch in range(start_batch, self.batches_per_epoch)]
 
     @property
-    def batches_per_epoch(self) -> int:
-        """Batches of a whole epoch on this rank."""
-        return self._batches.count
+    def skipped(self) -> list[Skipped]:
+        """Unreadable images met so far, each once."""
+        return list(self._skipped.values())
 
     def __len__(self) -> int:
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        known = {skip.index for skip in self.skipped}
         for batch in self._loader:
-            for skip in batch.skipped:
-                if skip.index not in known:
-                    known.add(skip.index)
-                    self.skipped.append(skip)
+            self._skipped |= {skip.index: skip for skip in batch.skipped}
             self._check(batch)
             self.index = batch.shown
             if len(batch.label):
@@ -75,7 +187,7 @@ class Loader:
                 yield image, batch.label.to(self._device)
 
     def _check(self, batch: Batch) -> None:
-        if len(self.skipped) > self._limit:
+        if len(self._skipped) > self._limit:
             kind = "training" if self._batches.train else "evaluation"
             raise DataError(
                 f"{len(self.skipped)} of {len(self._batches.images)} {kind} images cannot be read, more than the "
@@ -92,43 +204,26 @@ class Loader:
 def make_loader(
     images: ImageSet,
     transform: TrainTransform | EvalTransform,
-    batch_size: int,
+    batch_size: int,  # on each rank
     *,
     train: bool,
-    seed: int,
+    seed: int,  # at evaluation it decides each image's corruption, the same in every epoch
     epoch: int = 0,
-    start_batch: int = 0,
-    workers: int = 0,
-    repeats: int = 1,
-    balanced: bool = False,
-    corruption: Corruptions | None = None,
-    rank: int = 0,
+    start_batch: int = 0,  # leave out so many batches, to continue in the middle
+    workers: int = 0,  # processes that decode
+    repeats: int = 1,  # views of an image in an epoch of unchanged length (repeated augmentation)
+    balanced: bool = False,  # draw classes evenly; it shifts calibration, for the classes are not so in the world
+    corruption: Corruptions | None = None,  # applied to every image before the transform
+    rank: int = 0,  # of `world_size`; together they see what one process would with the whole batch
     world_size: int = 1,
-    in_memory: bool | None = None,
-    device: torch.device | str = "cpu",
+    in_memory: bool | None = None,  # decode everything once, in full; None does so if it is small
+    device: torch.device | str = "cpu",  # batches travel to a GPU as bytes and are normalised there
 ) -> Loader:
     """Make the batches of an epoch.
 
     Training shuffles, drops the last incomplete batch, and puts another image of the same class in place of
     one that cannot be read. Evaluation shows every image once in order and leaves unreadable ones out. More
     than 1 % of unreadable images (or 10, whichever is more) is an error.
-
-    Args:
-        images: what to show.
-        transform: what the network sees of it.
-        batch_size: on each rank.
-        train: an epoch for training, or for evaluation.
-        seed: of the run. At evaluation it decides each image's corruption, the same in every epoch.
-        epoch: counted from 0.
-        start_batch: leave out so many batches, to continue in the middle.
-        workers: processes that decode.
-        repeats: views of an image in an epoch of unchanged length (repeated augmentation).
-        balanced: draw classes evenly. It shifts calibration, for the classes are not so in the world.
-        corruption: applied to every image before the transform.
-        rank: this process, of `world_size`. Together they see what one process would with the whole batch.
-        world_size: number of processes.
-        in_memory: decode everything once, in full; None does so if it is small.
-        device: where the batches go. They travel to a GPU as bytes and are normalised there.
     """
     if batch_size < 1:
         raise DataError(f"the batch size must be at least 1, got {batch_size}")
@@ -138,29 +233,14 @@ def make_loader(
         raise DataError(f"repeats must be at least 1, got {repeats}")
     if not len(images):
         raise DataError("there are no images to load; check the data and its subset")
-    if in_memory or (in_memory is None and is_small(images)):
-        images = images if isinstance(images, MemorySet) else MemorySet(images)
+    if not isinstance(images, MemorySet) and (is_small(images) if in_memory is None else in_memory):
+        images = MemorySet(images)
     device = torch.device(device)
+    finish = device.type == "cpu"
     batches = Batches(
-        images, transform, batch_size, train, seed, repeats, balanced, corruption, rank, world_size,
-        finish=device.type == "cpu",
-    )  # fmt: skip
+        images, transform, batch_size, train, seed, repeats, balanced, corruption, rank, world_size, finish
+    )
     return Loader(batches, epoch, start_batch, workers, device)
-
-
-@dataclass
-class _Schedule:
-    """The batches still to come, as (epoch, batch): all that a worker needs to know."""
-
-    count: int
-    epoch: int = 0
-    start: int = 0
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter([(self.epoch, batch) for batch in range(self.start, self.count)])
-
-    def __len__(self) -> int:
-        return self.count - self.start
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random numbers as pure functions of what they are for: the same in any process, after any resume."""
+"""Everything random about data as a pure function of what it is for: the same in any process, after any resume."""
 
 import random
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from didicm.data.images import DataError
 from didicm.diffusion.random import GAMMA, mix
 
 
@@ -23,11 +24,6 @@ def uniform(key: np.ndarray, count: int) -> np.ndarray:
     """Draw (N, count) numbers in [0, 1) from keys (N,)."""
     bits = keys(key[:, None].view(np.int64), np.arange(count))
     return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
-
-
-def generator(*parts: int) -> np.random.Generator:
-    """Make a generator of its own for these integers."""
-    return np.random.default_rng(int(keys(*parts)))
 
 
 def seed_all(key: int) -> None:
@@ -48,3 +44,82 @@ def preserved() -> Iterator[None]:
         random.setstate(state[0])
         np.random.set_state(state[1])
         torch.default_generator.set_state(state[2])
+
+
+def subset(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Sorted indices of the same fraction of every class, at least one image each.
+
+    Nested: with one seed, a smaller fraction lies inside a larger one.
+    """
+    if not 0 < fraction <= 1:
+        raise DataError(f"the fraction of the data must lie in (0, 1], got {fraction}")
+    classes = _shuffled_classes(labels, seed)
+    return _join([members[: max(1, int(fraction * len(members) + 0.5))] for members in classes])
+
+
+def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices of a training part and a held-out part with nearly the same share of every class.
+
+    Every class keeps at least one training image, so a class of one goes to training. The held-out part has
+    the wanted size overall: where classes are so small that their shares round to nothing, some of them
+    (chosen by the seed) give one image and others none.
+    """
+    if not 0 < fraction < 1:
+        raise DataError(f"the fraction held out must lie in (0, 1), got {fraction}")
+    classes = _shuffled_classes(labels, seed)
+    sizes = np.array([len(members) for members in classes], dtype=np.int64)
+    held = np.minimum(np.floor(fraction * sizes).astype(np.int64), sizes - 1)
+    missing = max(int(fraction * sizes.sum() + 0.5), 1) - held.sum()
+    remainder = np.where(held < sizes - 1, fraction * sizes - held, -1)
+    order = np.lexsort((np.random.default_rng(seed).random(len(sizes)), -remainder))
+    chosen = order[: max(missing, 0)]
+    held[chosen[remainder[chosen] >= 0]] += 1
+    train = _join([members[n:] for members, n in zip(classes, held, strict=True)])
+    return train, _join([members[:n] for members, n in zip(classes, held, strict=True)])
+
+
+def epoch_order(
+    labels: np.ndarray, seed: int, epoch: int, *, repeats: int = 1, balanced: bool = False
+) -> np.ndarray:
+    """Indices (N,) of a training epoch over N images.
+
+    `repeats` shows each image so many times in a row, and fewer images, as timm's RepeatAugSampler does (but
+    without rounding the epoch to a multiple of 256). `balanced` draws every class equally often.
+    """
+    rng = np.random.default_rng(int(keys(seed, epoch)))
+    order = _balanced(labels, rng) if balanced else rng.permutation(len(labels))
+    return np.repeat(order, repeats)[: len(labels)]
+
+
+def occurrences(order: np.ndarray) -> np.ndarray:
+    """For each position, how often its image was shown before: every showing is augmented anew."""
+    by_image = np.argsort(order, kind="stable")
+    _, start, count = np.unique(order[by_image], return_index=True, return_counts=True)
+    seen = np.empty(len(order), dtype=np.int64)
+    seen[by_image] = np.arange(len(order)) - np.repeat(start, count)
+    return seen
+
+
+def _balanced(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    classes = rng.permutation(np.unique(labels))  # the order decides who gets the remainder
+    share, rest = divmod(len(labels), len(classes))
+    drawn = []
+    for place, k in enumerate(classes):
+        members = np.flatnonzero(labels == k)
+        wanted = share + (place < rest)
+        rounds = -(-wanted // len(members))
+        # Whole rounds through the class: no image is shown twice more often than another.
+        drawn.append(np.concatenate([rng.permutation(members) for _ in range(rounds)])[:wanted])
+    return rng.permutation(np.concatenate(drawn))
+
+
+def _shuffled_classes(labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Indices of each class in an order of its own: what one class holds never changes another's choice."""
+    by_class = np.argsort(labels, kind="stable")
+    names, starts = np.unique(np.asarray(labels)[by_class], return_index=True)
+    groups = np.split(by_class, starts[1:])  # one more than names where there are no images
+    return [np.random.default_rng([seed, int(k)]).permutation(g) for k, g in zip(names, groups, strict=False)]
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))

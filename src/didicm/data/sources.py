@@ -17,7 +17,7 @@ import numpy as np
 from didicm.data.folder import FolderSet, open_folder
 from didicm.data.hf import open_hub
 from didicm.data.images import ArraySet, DataError, ImageSet, relabel
-from didicm.data.splits import stratified_split
+from didicm.data.randomness import stratified_split
 from didicm.data.timm_reader import open_reader
 from didicm.data.transforms import EvalTransform
 from didicm.data.webdataset import open_shards

@@ -2,12 +2,12 @@
 
 Both transforms work in two halves: `prepare` turns one PIL image into one of the right size, and `finish`
 turns a batch of those into a normalised tensor, on any device. All that is random in `finish` is vectorised
-over the batch, so images that need no `prepare` never pass through PIL again.
+over the batch, so images that need no `prepare` never pass through PIL again. `Mixer` makes the targets.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,15 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from didicm.data.images import DataError, check_channels, to_channels
-from didicm.data.randomness import seed_all, uniform
+from didicm.data.images import DataError, check_channels, stack, to_channels
+from didicm.data.randomness import keys, preserved, seed_all, uniform
 from didicm.errors import did_you_mean
 
 MEAN = {1: (0.5,), 3: (0.485, 0.456, 0.406)}  # ImageNet's for RGB
 STD = {1: (0.5,), 3: (0.229, 0.224, 0.225)}
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+
+Steps = list[Callable[[Image.Image], Image.Image]]
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,8 @@ class EvalTransform:
         if not 0 < self.crop_pct <= 1:
             raise DataError(f"crop_pct must lie in (0, 1], got {self.crop_pct}")
         if self.interpolation not in INTERPOLATIONS:
-            raise DataError(
-                f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}"
-            )
+            known = ", ".join(INTERPOLATIONS)
+            raise DataError(f"interpolation must be one of {known}, got {self.interpolation!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the transform by plain numbers, lists and strings."""
@@ -75,11 +76,11 @@ class EvalTransform:
     def prepare(self, image: Image.Image, key: int = 0) -> Image.Image:
         """Resize and crop one image of any mode."""
         image = to_channels(image, self.channels)
-        return image if self.keeps(image.size) else self._crop(image)
+        return image if self.keeps(image.size) else _apply(self._steps, image)
 
     def finish(self, images: Tensor, key: np.ndarray | None = None) -> Tensor:
         """Normalise prepared images (B, C, H, W), uint8, to float32."""
-        mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        mean, std = self._statistics(images.device)
         # One memory layout whatever the source: a network's rounding may depend on it.
         images = images.to(torch.float32, memory_format=torch.contiguous_format)
         return images.sub_(255 * mean).div_(255 * std)
@@ -94,18 +95,21 @@ class EvalTransform:
 
     def restore(self, images: Tensor) -> Tensor:
         """Undo the normalisation: (B, C, H, W) back to uint8, to look at."""
-        mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        mean, std = self._statistics(images.device)
         return ((images * std + mean) * 255).round().clamp(0, 255).byte()
 
+    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.tensor(v, device=device).view(-1, 1, 1) for v in (self.mean, self.std))
+        return mean, std
+
     @cached_property
-    def _crop(self) -> "_Chain":
+    def _steps(self) -> Steps:
         from timm.data.transforms_factory import transforms_imagenet_eval
 
-        # timm ends with the conversion to a tensor, which `finish` does for the whole batch.
-        steps = transforms_imagenet_eval(
+        steps: Steps = transforms_imagenet_eval(
             self.size, crop_pct=self.crop_pct, interpolation=self.interpolation, normalize=False
-        ).transforms[:-1]
-        return _Chain(steps)
+        ).transforms
+        return steps[:-1]  # the last, the conversion to a tensor, is done for the whole batch in `finish`
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ class TrainTransform:
         if self.keeps(image.size):
             return image
         seed_all(key)
-        return self._steps(image)
+        return _apply(self._steps, image)
 
     def shrink(self, size: tuple[int, int], key: int = 0) -> int:
         """By what power of 2 an image of this width and height may be decoded smaller.
@@ -167,7 +171,7 @@ class TrainTransform:
         if self.augment.scale is None or min(size) < 4 * self.eval_transform.size:
             return 1
         seed_all(key)
-        crop: Any = self._steps.steps[0]
+        crop: Any = self._steps[0]
         _, _, height, width = crop.get_params(Image.new("1", size), crop.scale, crop.ratio)
         spare: int = min(height, width) // (2 * self.eval_transform.size)
         return 1 << max(spare.bit_length() - 1, 0)
@@ -185,53 +189,70 @@ class TrainTransform:
         return in_batch and self.eval_transform.keeps(size)
 
     @cached_property
-    def _steps(self) -> "_Chain":
+    def _steps(self) -> Steps:
         from timm.data.transforms_factory import transforms_imagenet_train
 
-        # In three parts; the last, the conversion to a tensor, is done for the whole batch in `finish`.
+        augment = self.augment
         crop, colour, _ = transforms_imagenet_train(
             self.eval_transform.size,
-            scale=self.augment.scale,
-            ratio=self.augment.ratio,
-            hflip=self.augment.hflip,
-            color_jitter=self.augment.color_jitter or None,  # type: ignore[arg-type]
-            auto_augment=self.augment.auto_augment,
-            interpolation=self.augment.train_interpolation,
-            mean=self.eval_transform.mean,
-            std=self.eval_transform.std,
+            scale=augment.scale,
+            ratio=augment.ratio,
+            hflip=augment.hflip,
+            color_jitter=augment.color_jitter or None,  # type: ignore[arg-type]
+            auto_augment=augment.auto_augment,
+            interpolation=augment.train_interpolation,
+            mean=self.eval_transform.mean,  # the colour of what RandAugment moves into view
             separate=True,
         )
-        first = crop.transforms if self.augment.scale is not None else [self.eval_transform.prepare]
-        return _Chain([*first, *colour.transforms])
+        first = crop.transforms if augment.scale is not None else [self.eval_transform.prepare]
+        return [*first, *colour.transforms]
+
+
+class Mixer:
+    """Mixup and CutMix of a batch by timm, as a pure function of (seed, step): nothing to save or restore."""
+
+    def __init__(self, augment: Augment, num_classes: int, seed: int, rank: int = 0) -> None:
+        self._smoothing, self._num_classes = augment.label_smoothing, num_classes
+        self._seed = (seed, rank)
+        self._mixup: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        if augment.mixup or augment.cutmix:
+            from timm.data.mixup import Mixup
+
+            self._mixup = Mixup(  # type: ignore[no-untyped-call]
+                augment.mixup, augment.cutmix, label_smoothing=augment.label_smoothing, num_classes=num_classes
+            )
+
+    def __call__(self, image: Tensor, label: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Mix images (B, C, H, W) and labels (B,); returns targets (B, K) with the smoothing in them.
+
+        May change `image` in place, as timm does.
+        """
+        if self._mixup is None:
+            return image, target_distribution(label, self._num_classes, self._smoothing)
+        count = len(label)
+        if count % 2:  # timm mixes pairs, first with last: give the odd one itself
+            image, label = torch.cat([image, image[-1:]]), torch.cat([label, label[-1:]])
+        with preserved():  # timm draws from numpy's global generator
+            np.random.seed(int(keys(*self._seed, step)) % 2**32)
+            image, target = self._mixup(image, label)
+        return image[:count], target[:count]
+
+
+def target_distribution(label: Tensor, num_classes: int, smoothing: float = 0.0) -> Tensor:
+    """Labels (B,) as distributions (B, K): `smoothing` is spread evenly over all classes."""
+    return F.one_hot(label, num_classes).float() * (1 - smoothing) + smoothing / num_classes
+
+
+def _apply(steps: Steps, image: Image.Image) -> Image.Image:
+    return reduce(lambda seen, step: step(seen), steps, image)
 
 
 def _shift_and_flip(images: Tensor, draws: np.ndarray, pad: int, hflip: float) -> Tensor:
     """Pad, crop anywhere and perhaps flip each image of a batch, with draws (B, 3) in [0, 1)."""
-    count, _, height, width = images.shape
-    place = images.device
-    offset = torch.from_numpy((draws[:, :2] * (2 * pad + 1)).astype(np.int64)).to(place)
-    flip = torch.from_numpy(draws[:, 2] < hflip).to(place)
-    rows = offset[:, :1] + torch.arange(height, device=place)
-    across = torch.arange(width, device=place)
+    offset = torch.from_numpy((draws[:, :2] * (2 * pad + 1)).astype(np.int64)).to(images.device)
+    flip = torch.from_numpy(draws[:, 2] < hflip).to(images.device)
+    which, down, across = (torch.arange(images.shape[axis], device=images.device) for axis in (0, 2, 3))
+    rows = offset[:, :1] + down
     columns = offset[:, 1:] + torch.where(flip[:, None], across.flip(0), across)
-    padded = F.pad(images, [pad] * 4)
-    which = torch.arange(count, device=place)[:, None, None]
-    return padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-
-def stack(images: list[Image.Image]) -> Tensor:
-    """Stack `L` or `RGB` images of one size to (B, C, H, W), uint8."""
-    arrays = np.stack([np.asarray(image) for image in images])
-    return torch.from_numpy(arrays.reshape(*arrays.shape[:3], -1)).permute(0, 3, 1, 2)
-
-
-class _Chain:
-    """Steps one after the other; torchvision's Compose without its check of every call."""
-
-    def __init__(self, steps: list[Callable[[Image.Image], Image.Image]]) -> None:
-        self.steps = steps
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        for step in self.steps:
-            image = step(image)
-        return image
+    padded = F.pad(images, [pad] * 4).permute(0, 2, 3, 1)
+    return padded[which[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

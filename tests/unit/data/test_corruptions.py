@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from didicm.data import Corruptions, DataError, open_data
-from didicm.data.corruptions import SUITE, Corruption, reduce_resolution
+from didicm.data.corruptions import SUITE, reduce_resolution
 
 
 @pytest.fixture(params=["fashion", "rgb"])
@@ -23,7 +23,7 @@ def damage(images, corruption):
 
 @pytest.mark.parametrize("name", SUITE)
 def test_damage_rises_with_severity(name, images):
-    levels = [damage(images, Corruption(name, severity)) for severity in range(1, 6)]
+    levels = [damage(images, Corruptions.parse(f"{name}:{severity}")) for severity in range(1, 6)]
     assert levels[0] > 1
     assert all(a < b for a, b in pairwise(levels)), levels
 
@@ -33,13 +33,13 @@ def test_damage_rises_with_severity(name, images):
 @pytest.mark.parametrize("size", [(7, 7), (7, 30), (61, 40)])
 def test_any_size_and_mode(name, mode, size, picture):
     for severity in (1, 5):
-        result = Corruption(name, severity)(picture(0, size, mode), np.random.default_rng(0))
+        result = Corruptions.parse(f"{name}:{severity}")(picture(0, size, mode), np.random.default_rng(0))
         assert (result.mode, result.size) == (mode, size)
 
 
 @pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "motion_blur", "occlusion"])
 def test_randomness_comes_from_the_generator_alone(name, picture):
-    image, corruption = picture(0, (40, 40)), Corruption(name, 3)
+    image, corruption = picture(0, (40, 40)), Corruptions.parse(f"{name}:3")
     same = [corruption(image, np.random.default_rng(5)).tobytes() for _ in range(2)]
     assert same[0] == same[1]
     assert same[0] != corruption(image, np.random.default_rng(6)).tobytes()
@@ -49,14 +49,16 @@ def test_original_stays_as_it_was(picture):
     image = picture()
     before = image.tobytes()
     for name in SUITE:
-        Corruption(name, 5)(image, np.random.default_rng(0))
+        Corruptions.parse(f"{name}:5")(image, np.random.default_rng(0))
     assert image.tobytes() == before
 
 
 def test_occlusion_covers_its_share():
     black = Image.new("L", (100, 100))
     for severity, share in enumerate(SUITE["occlusion"][1], 1):
-        covered = np.asarray(Corruption("occlusion", severity)(black, np.random.default_rng(severity))) > 0
+        covered = (
+            np.asarray(Corruptions.parse(f"occlusion:{severity}")(black, np.random.default_rng(severity))) > 0
+        )
         assert covered.mean() == pytest.approx(share, abs=0.02)
 
 

@@ -15,7 +15,7 @@ from didicm.data import (
     make_loader,
     open_data,
 )
-from didicm.data.batches import epoch_order, occurrences
+from didicm.data.randomness import epoch_order, occurrences
 
 EVAL = EvalTransform(size=16)
 NONE, SMALL = Augment(), Augment(pad=2, hflip=0.5)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from didicm.data import Augment, DataError, EvalTransform, TrainTransform, open_data
+from didicm.data.images import stack
 from didicm.data.randomness import keys, preserved
-from didicm.data.transforms import stack
 from didicm.settings import load_recipe
 
 # The paper's table `tab:aug`.
