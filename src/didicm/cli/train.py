@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
         return 130
     progress = load_state(folder)[0]
     if progress.skipped_steps:
-        console.print(f"half precision skipped {progress.skipped_steps} steps")
+        console.print(f"{progress.skipped_steps} steps were skipped: their gradient was not finite")
     if progress.unreadable:
         console.print(f"{progress.unreadable} training images could not be read: see didicm doctor {config.data}")
     console.print(f"best model: {folder / BEST}   last: {folder / LAST}   numbers: {folder / METRICS}")

@@ -28,7 +28,7 @@ from didicm.training.state import TrainState, has_state
 from didicm.training.tracking import Tracker
 
 CONFIG, LAST, BEST = "config.yaml", "last", "best"
-MAX_SKIPPED = 50  # half-precision steps skipped in a row
+MAX_SKIPPED = 50  # steps in a row that half precision may skip; full precision has no excuse
 
 OnStep = Callable[[int, int], object]  # is told the steps done and to do
 
@@ -101,19 +101,16 @@ def train(
                 largest = config.optimizer.clip or math.inf
                 clipped = fabric.clip_gradients(module, optimizer, max_norm=largest, error_if_nonfinite=False)
                 norm = gather(clipped).item()
-                if not math.isfinite(norm) and config.run.precision != "16-mixed":
-                    state.save(folder, optimizer, fabric)
-                    _stop_broken(folder, progress.step, loss, norm)
 
-                # Step
-                skipped = _step(optimizer, fabric)
+                # Step, unless the gradient is not finite
+                skipped = _step(optimizer, fabric, norm)
                 skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
-                progress.skipped_steps += skipped
-                if skipped_in_a_row >= MAX_SKIPPED:
-                    state.save(folder, optimizer, fabric)
-                    _stop_broken(folder, progress.step, math.nan, math.inf)
                 state.average()
                 progress.step += 1
+                progress.skipped_steps += skipped
+                if skipped_in_a_row >= (1 if config.run.precision == "32-true" else MAX_SKIPPED):
+                    state.save(folder, optimizer, fabric)
+                    _stop_broken(folder, progress.step, loss, norm)
 
                 # Log
                 numbers = {"loss": loss, "gradient_norm": norm, "lr": plain_optimizer.param_groups[0]["lr"]}
@@ -174,13 +171,14 @@ def _batch(
     return image, Loss.bits(target), Loss.bits(u), weight
 
 
-def _step(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:
-    """Step the optimiser; True if half precision had to skip it."""
+def _step(optimizer: torch.optim.Optimizer, fabric: Fabric, norm: float) -> bool:
+    """Step the optimiser; True if the step had to be skipped, by a gradient scaler or for a gradient's norm."""
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     before = scaler.get_scale() if scaler else 0.0
-    optimizer.step()
+    if scaler or math.isfinite(norm):
+        optimizer.step()
     optimizer.zero_grad()
-    return scaler is not None and scaler.get_scale() < before
+    return bool(scaler.get_scale() < before) if scaler else not math.isfinite(norm)
 
 
 def _validate(
@@ -247,7 +245,7 @@ def _scheduler(
 
 def _stop_broken(folder: Path, step: int, loss: float, norm: float) -> NoReturn:
     raise UserError(
-        f"step {step + 1} has a loss of {loss:g} and a gradient of norm {norm:g}: training cannot go on; try "
+        f"step {step} has a loss of {loss:g} and a gradient of norm {norm:g}: training cannot go on; try "
         f"a lower optimizer.lr, optimizer.clip 1.0 or run.precision 32-true in a new --out "
-        f"(the state before that step is in {folder})"
+        f"({folder} has the weights before that step; resumed, it goes on after it)"
     )

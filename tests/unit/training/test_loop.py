@@ -1,3 +1,4 @@
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +48,7 @@ class FakeScaler:
 
 @pytest.fixture
 def scaled_fabric(monkeypatch):
-    """A fabric in full precision that believes it has a scaler."""
+    """A fabric that believes it has a scaler."""
 
     def use(overflows):
         scaler, made = FakeScaler(overflows), make_fabric
@@ -71,15 +72,37 @@ def scaled_fabric(monkeypatch):
 
 def test_steps_that_half_precision_skips_are_counted(train, tmp_path, scaled_fabric):
     scaled_fabric({1, 3})
-    train()
+    train(run__precision="bf16-mixed")
     assert load_state(tmp_path / "run")[0].skipped_steps == 2
 
 
 def test_too_many_skipped_steps_in_a_row_end_the_run_with_advice(train, tmp_path, scaled_fabric):
     scaled_fabric(set(range(1000)))
     with pytest.raises(UserError, match=r"training cannot go on; try a lower optimizer\.lr"):
-        train(epochs=20)
+        train(epochs=20, run__precision="bf16-mixed")
     assert load_state(tmp_path / "run")[0].skipped_steps == loop.MAX_SKIPPED
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted_in_bfloat16(train, tmp_path, monkeypatch):
+    clip, calls = loop.Fabric.clip_gradients, []
+
+    def broken(self, *arguments, **options):
+        calls.append(norm := clip(self, *arguments, **options))
+        return torch.tensor(math.nan) if len(calls) in (2, 4) else norm
+
+    monkeypatch.setattr(loop.Fabric, "clip_gradients", broken)
+    train("half", run__precision="bf16-mixed")
+    progress = load_state(tmp_path / "half")[0]
+    assert (progress.step, progress.skipped_steps, progress.finished) == (5, 2, True)
+
+    # In full precision it ends the run, but a resumed one goes past the step.
+    calls.clear()
+    with pytest.raises(UserError, match="step 2 has a loss of"):
+        train("full")
+    assert load_state(tmp_path / "full")[0].step == 2
+    calls += [None] * 10
+    train("full")
+    assert load_state(tmp_path / "full")[0].finished
 
 
 def test_on_step_is_told_every_step_and_parts_of_a_step_change_nothing(
