@@ -1,6 +1,7 @@
 """Runs on other machines: as tasks of Ray, or as an array job of SLURM through submitit."""
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -9,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import filelock
+from filelock import Timeout
 from rich.console import Console
 
 from didicm.errors import UserError, reason
-from didicm.experiments.execute import RESULT, execute, read_run, run_lock
+from didicm.experiments.execute import RESULT, execute, locked, read_run
 from didicm.settings import RunConfig
 
 POLL = 0.5  # seconds between looks at jobs
@@ -39,14 +40,14 @@ def run_on_ray(
             asked |= {"num_cpus": devices * max(1, config.workers), "num_gpus": devices}
         asked["num_cpus"] = min(asked["num_cpus"], max(node.get("CPU", 1) for node in nodes))
         try:
-            task = ray.remote(execute).options(**{**asked, **options})
+            task = ray.remote(_execute_in).options(**{**asked, **options})
         except (TypeError, ValueError) as error:
             raise _unusable("ray", error) from error
         waiting = list(folders)
         while waiting or running:
             while waiting and len(running) < jobs:
                 folder = waiting.pop(0)
-                running[task.remote(folder.absolute())] = folder
+                running[task.remote(Path.cwd(), folder.absolute())] = folder
             (done,), _ = ray.wait(list(running), num_returns=1)
             folder = running.pop(done)
             try:
@@ -63,6 +64,12 @@ def run_on_ray(
             ray.wait(list(running), num_returns=len(running))
         if ours:
             ray.shutdown()
+
+
+def _execute_in(directory: Path, folder: Path) -> None:
+    """Carry out a run where the command was given: its data may be named relative to that."""
+    os.chdir(directory)
+    execute(folder)
 
 
 class Job:
@@ -138,9 +145,9 @@ def _run_through_submitit(
 def is_running(folder: Path) -> bool:
     """Whether a job that an earlier command submitted is at this run."""
     try:
-        with run_lock(read_run(folder), blocking=False):
+        with locked(Path(read_run(folder).config.out), wait=False):
             return False
-    except filelock.Timeout:
+    except Timeout:
         return True
 
 

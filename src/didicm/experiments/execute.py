@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from rich.console import Console
 
 from didicm.data import ArraySet, ImageSet, UnreadableImageError, is_small, stratified_split
-from didicm.errors import UserError
+from didicm.errors import UserError, reason
 from didicm.experiments.measure import measure
 from didicm.experiments.results import RunResult
 from didicm.experiments.spec import MEASURED, Run
@@ -77,7 +77,7 @@ def execute(folder: Path) -> None:
     run = read_run(folder)
     try:
         # A job left over from a killed owner may be at it: then we wait, and find the run done.
-        with run_lock(run):
+        with locked(Path(run.config.out), wait=True):
             if (folder / RUN).exists() and not (folder / RESULT).exists():
                 components, test = resize_once(*prepare(run))
                 seconds = _train_or_resume(run, components, folder)
@@ -87,21 +87,19 @@ def execute(folder: Path) -> None:
 
 
 @contextmanager
-def run_lock(run: Run, blocking: bool = True) -> Iterator[None]:
-    """Hold a training's folder against other processes; raises `filelock.Timeout` if another has it."""
-    folder = Path(run.config.out)
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a folder against other processes, until this one ends; else wait, or raise `filelock.Timeout`."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(folder / LOCK).acquire(timeout=-1 if blocking else 0, poll_interval=0.2)
+        lock = FileLock(folder / LOCK).acquire(timeout=-1 if wait else 0, poll_interval=0.2)
+    except Timeout:
+        raise
     except (NotImplementedError, OSError) as error:
-        raise error if isinstance(error, TimeoutError) else no_locks(folder, error) from error
+        raise UserError(
+            f"files in {folder} cannot be locked ({reason(error)}): give an --out on a file system with locks"
+        ) from error
     with lock:
         yield
-
-
-def no_locks(folder: Path, error: Exception) -> UserError:
-    """What to say where a file cannot be locked."""
-    return UserError(f"files in {folder} cannot be locked ({error}): give an --out on a file system with locks")
 
 
 def prepare(run: Run) -> tuple[RunComponents, ImageSet]:

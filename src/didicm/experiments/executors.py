@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 
 from didicm.errors import UserError, did_you_mean
+from didicm.experiments.clusters import run_on_ray, submitit_executor
 from didicm.experiments.execute import execute, read_run
 from didicm.settings import RunConfig
 
@@ -50,8 +51,6 @@ def make_executor(
             raise UserError("--cluster is for --executor slurm or ray")
         shares = gpu_shares(jobs, devices, _visible_gpus(config))
         return _run_here if jobs == 1 else partial(_run_in_processes, shares)
-    from didicm.experiments.clusters import run_on_ray, submitit_executor
-
     package, extra = ("ray", "ray") if name == "ray" else ("submitit", "slurm")
     if importlib.util.find_spec(package) is None:
         raise UserError(f'--executor {name} needs {package}: pip install "didicm[{extra}]"')

@@ -4,17 +4,17 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import filelock
+from filelock import Timeout
 from rich.console import Console
 
 from didicm.errors import UserError
-from didicm.experiments.execute import LOCK, close_run, no_locks, prepare, read_result, write_run
+from didicm.experiments.execute import LOCK, close_run, locked, prepare, read_result, write_run
 from didicm.experiments.executors import interrupted_by_sigterm, make_executor
 from didicm.experiments.progress import StudyProgress
 from didicm.experiments.results import Plan, RunResult, append_result, read_plan, read_results, write_plan
@@ -119,15 +119,13 @@ def check_runs(runs: Mapping[str, Run]) -> None:
 @contextmanager
 def owned(folder: Path, command: str = "") -> Iterator[None]:
     """Be the only process that runs a study in a folder; the system frees it, however this process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = filelock.FileLock(folder / LOCK).acquire(timeout=0)
-    except filelock.Timeout:
-        raise UserError(f"{folder} is being run by {_owner(folder)}: wait for it, or give another --out") from None
-    except (NotImplementedError, OSError) as error:
-        raise no_locks(folder, error) from error
     about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%H:%M"), "command": command}
-    with lock:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder, wait=False))
+        except Timeout:
+            told = f"{folder} is being run by {_owner(folder)}: wait for it, or give another --out"
+            raise UserError(told) from None
         write_files(folder, {OWNER: to_json(about)})
         yield
 

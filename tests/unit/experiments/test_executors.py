@@ -4,14 +4,15 @@ import importlib.util
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from didicm.errors import UserError
 from didicm.experiments.clusters import Job, is_running
+from didicm.experiments.execute import locked, read_run, write_run
 from didicm.experiments.execute import main as train_as_one_of_several
-from didicm.experiments.execute import read_run, run_lock, write_run
 from didicm.experiments.executors import gpu_shares, make_executor
 from didicm.experiments.results import RESULTS, read_results
 from didicm.experiments.run import run_study
@@ -181,7 +182,7 @@ def test_jobs_left_over_from_a_killed_owner_and_a_new_owner_train_nothing_twice(
 def test_what_a_job_of_an_earlier_command_is_at_is_not_submitted(tiny, tmp_path):
     folder = write_run(tmp_path, tmp_path, tiny().runs("fashion-mini", 1)[0])
     assert not is_running(folder)
-    with run_lock(read_run(folder)):
+    with locked(Path(read_run(folder).config.out), wait=True):
         assert is_running(folder)
 
 

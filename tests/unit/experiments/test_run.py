@@ -3,7 +3,6 @@ import os
 import shutil
 import signal
 import socket
-from dataclasses import replace
 
 import filelock
 import pytest
@@ -13,7 +12,7 @@ from rich.console import Console
 from didicm.data import make_loader
 from didicm.errors import UserError
 from didicm.evaluation import evaluate_probs, load_posteriors
-from didicm.experiments.execute import execute, prepare, read_result, resize_once, run_lock, write_run
+from didicm.experiments.execute import execute, locked, prepare, read_result, resize_once, write_run
 from didicm.experiments.measure import final_epochs_gain
 from didicm.experiments.results import RESULTS, read_plan, read_results
 from didicm.experiments.run import conflicts, extend, owned, plan_runs, run_study
@@ -108,8 +107,8 @@ def test_a_run_that_another_job_is_at_is_waited_for(tiny, tmp_path):
     execute(folder)  # finds it done
     assert (folder / "result.json").read_bytes() == result
     assert read_result(folder).key == run.key
-    held = replace(run, config=replace(run.config, out=str(tmp_path / "runs" / run.key)))
-    with run_lock(held), pytest.raises(filelock.Timeout), run_lock(held, blocking=False):
+    training = tmp_path / "runs" / run.key
+    with locked(training, wait=True), pytest.raises(filelock.Timeout), locked(training, wait=False):
         pass
 
 
