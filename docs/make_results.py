@@ -14,8 +14,7 @@ from didicm.experiments.spec import Study
 from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables
-from didicm.report.panels import our_panel, published_panel
-from didicm.report.records import Row, rows_of
+from didicm.report.records import Rows, rows_of
 from didicm.report.verdict import verdict
 
 FOLDER = Path(__file__).parent / "results"
@@ -49,17 +48,14 @@ def write_page(folder: Path = FOLDER) -> str:
     return "\n".join(parts)
 
 
-def _write_study(study: Study, rows: list[Row], folder: Path) -> str:
+def _write_study(study: Study, rows: Rows, folder: Path) -> str:
     """One study: its question, what came out, figures, tables, and how to run it again."""
-    ours = our_panel(study, rows)
-    published = published_panel(study.published) if study.published else None
-    figures = draw_numbers(study, ours, published, rows)
-    write_files(folder, {f"{figure.name}.{figure.kind}": figure.data for figure in figures})
+    figures = draw_numbers(study, rows)
+    write_files(folder, {figure.file: figure.data for figure in figures})
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
-    parts += [f"{sentence}\n" for sentence in verdict(study, rows, ours, published)]
-    for figure in figures:
-        parts += [f"![{figure.title}](results/{folder.name}/{figure.name}.{figure.kind})", ""]
-    tables = make_tables(study, ours, published, rows)
+    parts += [f"{sentence}\n" for sentence in verdict(study, rows)]
+    parts += [f"![{figure.title}](results/{folder.name}/{figure.file})\n" for figure in figures]
+    tables = make_tables(study, rows)
     tables = tables[: -2 if len(tables) > 2 else -1]  # what stands in the study's layout
     parts += [table.to_markdown().replace("## ", "### ", 1) for table in tables]
     return "\n".join([*parts, "Run it again:", "", "```sh", f"didicm study {study.name}", "```", ""])

@@ -138,7 +138,7 @@ def show(path: Path, prediction: Prediction, predictor: Predictor, top: int, con
 
 def draw(drawn: Sequence[tuple[Path, Prediction]], path: Path, top: int) -> None:
     """One row per image: the image, and its most probable classes over diffusion time."""
-    from didicm.report.images import trajectory_picture
+    from didicm.report.images import Traced, trajectory_picture
 
     items = []
     for source, prediction in drawn:
@@ -146,7 +146,7 @@ def draw(drawn: Sequence[tuple[Path, Prediction]], path: Path, top: int) -> None
         times = [max(time, 0.0) for time, _ in prediction.trajectory or []]  # `official` ends a little below 0
         states = torch.stack([probs[order] for _, probs in prediction.trajectory or []]).numpy()  # (T, top)
         names = [name for name, _ in prediction.classes[:top]]
-        items.append((readable(source.name), to_channels(open_image(source), 3), times, states, names))
+        items.append(Traced(readable(source.name), to_channels(open_image(source), 3), times, states, names))
     figure = trajectory_picture(items)
     try:
         write_files(path.parent, {path.name: lambda part: figure.savefig(part, dpi=120, format="png")})

@@ -1,10 +1,11 @@
 """Figures of numbers: lines over columns, quality against network calls, and what stored posteriors show."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from textwrap import fill
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,15 +16,15 @@ from torch import Tensor
 from didicm.evaluation import apply_temperature, entropy_histogram, load_posteriors, reliability, risk_coverage
 from didicm.evaluation.metrics import BINS
 from didicm.experiments.spec import Condition
-from didicm.report.panels import Line, Panel, have_order
-from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Row, entries_of, estimate, select
+from didicm.report.panels import Column, Line, Panel, column_name
+from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 from didicm.report.style import RIGHT, WRONG, Look, legend_below, looks, make_axes
-from didicm.report.tables import column_name, heading
 
 ACROSS = 4  # plots side by side
 PAPERS = Condition(56, 1.0)  # the condition of the paper's figure of network calls
 
-Stored = dict[Entry, tuple[Tensor, Tensor]]  # probabilities (N, K) and labels (N,), over all seeds
+Stored: TypeAlias = dict[Entry, tuple[Tensor, Tensor]]  # probabilities (N, K) and labels (N,), over all seeds
+Curves: TypeAlias = dict[tuple[str, bool], dict[int, Estimate]]  # by name and whether a baseline: quality by calls
 
 
 def over_columns(panels: Sequence[Panel], metrics: Sequence[Metric], *, gains: bool = False) -> Figure | None:
@@ -51,13 +52,13 @@ def _draw_lines(
     plot: Axes, panel: Panel, lines: Sequence[Line], metric: Metric, palette: dict[str, Look], gains: bool
 ) -> None:
     steps = [column for column in panel.columns if isinstance(column, int)]
-    joined = have_order(panel.columns)
     for k, line in enumerate(lines):
-        shift = 0.0 if steps else 0.06 * (k - (len(lines) - 1) / 2)
-        found = [(i, x) for i, x in enumerate(line.values[metric]) if x is not None]
-        at = [steps[i] if steps else i + shift for i, _ in found]
-        values, label = [x for _, x in found], _label(line)
-        _draw(plot, at, values, metric, palette[label], label, joined=joined, gains=gains, bars=not steps)
+        look, found = palette[_label(line)], [(i, x) for i, x in enumerate(line.values[metric]) if x]
+        look = look if have_order(panel.columns) else look._replace(linestyle="")
+        shift = 0.06 * (k - (len(lines) - 1) / 2)
+        # Over steps there are too many points for intervals.
+        points = [(steps[i], Estimate(x.mean)) if steps else (i + shift, x) for i, x in found]
+        _draw(plot, points, metric, look, _label(line), gains)
     if steps:
         _log_axis(plot, "steps")
     else:
@@ -74,66 +75,62 @@ def _draw_lines(
         plot.set_ylim(max(0.0, low), min(100.0, high) if metric.percent else high)
 
 
-class _Point(NamedTuple):
-    """A quality and what it costs."""
-
-    curve: str  # what the points of one curve have in common
-    baseline: bool
-    calls: int
-    value: Estimate
+def have_order(columns: Iterable[Column]) -> bool:
+    """Whether a line may join the columns: corruptions of different kinds have no order."""
+    corruptions = {c.corruption for c in columns if isinstance(c, Condition) and c.corruption}
+    return len({re.sub(r":\d+", "", corruption) for corruption in corruptions}) <= 1
 
 
 def calls_against_quality(
-    rows: Sequence[Row], conditions: Sequence[Condition], published: Panel | None = None
+    rows: Rows, conditions: Sequence[Condition], published: Panel | None = None
 ) -> Figure | None:
     """Accuracy and NLL over network calls of the same trained networks (figure nfe)."""
     if len({row.measured.calls for row in rows if not row.method.baseline}) < 2:
         return None
-    plots: list[tuple[str, Metric, list[_Point]]] = []
-    theirs: list[_Point] = []
+    theirs: Curves = {}
     if published and PAPERS in published.columns:
         at = published.columns.index(PAPERS)
-        found = [(line, line.calls[at], line.values[TOP1][at]) for line in published.lines]
-        theirs = [_Point(line.name, line.method.baseline, calls, x) for line, calls, x in found if calls and x]
+        found = [(line, line.calls, line.values[TOP1][at]) for line in published.lines]
+        theirs = {(line.name, line.method.baseline): {calls: x} for line, calls, x in found if calls and x}
+    plots: list[tuple[str, Metric, Curves]] = []
     for metric in (TOP1, NLL):
         if theirs:
-            plots.append((f"published: {column_name(PAPERS)}", metric, theirs if metric == TOP1 else []))
+            plots.append((f"published: {column_name(PAPERS)}", metric, theirs if metric == TOP1 else {}))
         for condition in conditions[: ACROSS - bool(theirs)]:
-            points = _points([row for row in rows if row.run.condition == condition], metric)
-            plots.append((column_name(condition), metric, points))
-    palette = looks((point.curve, point.baseline) for _, _, points in plots for point in points)
+            plots.append((column_name(condition), metric, _curves(rows.select(condition=condition), metric)))
+    palette = looks(curve for _, _, curves in plots for curve in curves)
     figure, axes = make_axes(len(plots) // 2, 2, size=(3.8, 3.2))
-    for plot, (title, metric, points) in zip(axes, plots, strict=True):
-        for curve in dict.fromkeys(point.curve for point in points):
-            own, look = sorted((p for p in points if p.curve == curve), key=lambda p: p.calls), palette[curve]
-            if own[0].baseline:
-                level = _scale(metric) * own[0].value.mean
-                plot.axhline(level, color=look.color, linestyle=look.linestyle, label=curve)
+    for plot, (title, metric, curves) in zip(axes, plots, strict=True):
+        for (name, baseline), values in curves.items():
+            points, look = sorted(values.items()), palette[name]
+            if baseline:
+                level = metric.scale * points[0][1].mean
+                plot.axhline(level, color=look.color, linestyle=look.linestyle, label=name)
             else:
-                _draw(plot, [p.calls for p in own], [p.value for p in own], metric, look, curve)
+                _draw(plot, points, metric, look, name)
         _log_axis(plot, "network calls")
         plot.set(title=title if metric == TOP1 else "", ylabel=_axis_name(metric))
-        if not points:
+        if not curves:
             plot.remove()
     legend_below(figure, axes, 2)
     return figure
 
 
-def _points(rows: Sequence[Row], metric: Metric) -> list[_Point]:
+def _curves(rows: Rows, metric: Metric) -> Curves:
     """Those of one condition; of samplers with as many calls on one curve, the first."""
-    found: dict[tuple[str, int], _Point] = {}
+    found: Curves = {}
     for row in rows:
-        settings, calls = row.measured.settings, row.measured.calls
+        settings = row.measured.settings
         steps = f"{settings.get('steps')} step{'s' * (settings.get('steps') != 1)}"
         kinds = {"cl": f": over labels, {steps}", "readout": ": one call (readout)"}
         kind = "" if row.method.baseline else kinds.get(settings.get("method", "cp"), ": over probabilities")
-        if value := estimate(select(rows, row.entry), metric):
-            point = _Point(f"{row.method}{kind}", row.method.baseline, calls, value)
-            found.setdefault((point.curve, calls), point)
-    return list(found.values())
+        if value := rows.select(row.entry).estimate(metric):
+            curve = found.setdefault((f"{row.method}{kind}", row.method.baseline), {})
+            curve.setdefault(row.measured.calls, value)
+    return found
 
 
-def reliability_diagrams(stored: Stored, rows: Sequence[Row], condition: Condition) -> Figure:
+def reliability_diagrams(stored: Stored, rows: Rows, condition: Condition) -> Figure:
     """Confidence against accuracy in the bins of the ECE, with the gap between them, as trained."""
     figure, axes = _grid(len(stored), 3.9, "accuracy")
     palette = _palette(stored)
@@ -146,12 +143,11 @@ def reliability_diagrams(stored: Stored, rows: Sequence[Row], condition: Conditi
         plot.plot(x, y, **look._asdict())
         share = (curve.count / curve.count.sum()).numpy()
         plot.bar((np.arange(BINS) + 0.5) / BINS, 0.5 * share, 0.9 / BINS, color="#cccccc", zorder=0.5)
-        error = estimate(select(rows, entry, condition), Metric("cal/ECE"))  # the number of the table
+        error = rows.select(entry, condition).estimate(Metric("cal/ECE"))  # the number of the table
         plot.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
         plot.set_title(f"{fill(str(entry), 30)}\nECE {100 * error.mean:.1f} %" if error else fill(str(entry), 30))
-    figure.suptitle(
-        f"{condition}; as trained; {BINS} bins; grey: share of the images", x=0.01, ha="left", fontsize=10
-    )
+    title = f"{condition}; as trained; {BINS} bins; grey: share of the images"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 
 
@@ -185,11 +181,11 @@ def entropies(stored: Stored, condition: Condition) -> Figure:
     return figure
 
 
-def load_stored(rows: Sequence[Row], condition: Condition, folder: Path, *, scaled: bool = False) -> Stored:
+def load_stored(rows: Rows, condition: Condition, folder: Path, *, scaled: bool = False) -> Stored:
     """Posteriors of every method's main sampler under one condition, over all seeds."""
     stored: Stored = {}
-    for entry in entries_of(rows, main=True):
-        measured = [row.measured for row in select(rows, entry, condition) if row.measured.posteriors]
+    for entry in rows.entries(main=True):
+        measured = [row.measured for row in rows.select(entry, condition) if row.measured.posteriors]
         files = [load_posteriors(folder / str(m.posteriors)) for m in measured]
         if files:
             temperatures = [(m.temperature if scaled else None) or 1.0 for m in measured]
@@ -200,33 +196,19 @@ def load_stored(rows: Sequence[Row], condition: Condition, folder: Path, *, scal
 
 def _draw(
     plot: Axes,
-    at: Sequence[float],
-    values: Sequence[Estimate],
+    points: Sequence[tuple[float, Estimate]],
     metric: Metric,
     look: Look,
     label: str,
-    *,
-    joined: bool = True,
     gains: bool = False,
-    bars: bool = True,
 ) -> None:
     """Draw means with their intervals, cut at the metric's bounds; a gain is better the higher it is."""
-    scale = _scale(metric)
-    shown = [-x if gains and metric.sign < 0 else x for x in values]
+    at, values = [x for x, _ in points], [-y if gains and metric.sign < 0 else y for _, y in points]
     lowest, highest = (-np.inf, np.inf) if gains else (0.0, 1.0 if metric.percent else np.inf)
-    means, halves = np.array([x.mean for x in shown]), np.array([x.half or 0.0 for x in shown])
-    spread = np.minimum(halves, means - lowest), np.minimum(halves, highest - means)
-    plot.errorbar(
-        at,
-        scale * means,
-        yerr=scale * np.array(spread) if bars and halves.any() else None,
-        color=look.color,
-        marker=look.marker,
-        linestyle=look.linestyle if joined else "",
-        capsize=3,
-        elinewidth=1.2,
-        label=label,
-    )
+    means, halves = np.array([y.mean for y in values]), np.array([y.half or 0.0 for y in values])
+    spread = np.array([np.minimum(halves, means - lowest), np.minimum(halves, highest - means)])
+    error = metric.scale * spread if halves.any() else None
+    plot.errorbar(at, metric.scale * means, error, **look._asdict(), capsize=3, elinewidth=1.2, label=label)
 
 
 def _grid(count: int, height: float, ylabel: str) -> tuple[Figure, list[Axes]]:
@@ -249,16 +231,12 @@ def _log_axis(plot: Axes, label: str) -> None:
     plot.set_xlabel(label)
 
 
-def _scale(metric: Metric) -> int:
-    return 100 if metric.percent else 1
-
-
 def _label(line: Line) -> str:
     return f"{line.name} over {line.over}" if line.over else line.name
 
 
 def _axis_name(metric: Metric, gains: bool = False) -> str:
-    name = "NLL, temperature-scaled" if metric == SCALED_NLL else heading(metric).replace(" %", ", %")
+    name = "NLL, temperature-scaled" if metric == SCALED_NLL else metric.heading.replace(" %", ", %")
     if gains:
         return f"gain in {name.replace(', %', ', points')}"
     return name if metric.sign > 0 else f"{name} (lower is better)"

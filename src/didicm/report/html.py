@@ -3,7 +3,6 @@
 import base64
 import io
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
@@ -20,8 +19,8 @@ from didicm.experiments.spec import Study
 from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report import figures, images
-from didicm.report.panels import Panel, our_panel, published_panel
-from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Row, conditions_of, rows_of, select
+from didicm.report.panels import panels_of
+from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Rows, rows_of
 from didicm.report.style import RC
 from didicm.report.tables import Table, cost_table, difference_table, main_table, panel_table
 from didicm.report.verdict import compared, verdict
@@ -79,6 +78,11 @@ class Figure:
     kind: str  # svg or png
 
     @property
+    def file(self) -> str:
+        """Name of its file."""
+        return f"{self.name}.{self.kind}"
+
+    @property
     def uri(self) -> str:
         """The picture itself, for an img tag."""
         mime = "image/svg+xml" if self.kind == "svg" else "image/png"
@@ -104,45 +108,42 @@ def write_report(out: str | Path) -> Report:
     if plan is None or not results:
         raise UserError(f"{out} holds no results yet: run the comparison or the study first")
     study, rows = plan.study, rows_of(results, plan.study)
-    ours = our_panel(study, rows)
-    published = published_panel(study.published) if study.published else None
-    tables, says = make_tables(study, ours, published, rows), verdict(study, rows, ours, published)
-    pictures = [*draw_numbers(study, ours, published, rows), *_draw_posteriors(rows, out)]
+    tables, says = make_tables(study, rows), verdict(study, rows)
+    pictures = [*draw_numbers(study, rows), *_draw_posteriors(rows, out)]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     source = files("didicm.report").joinpath("report.html.j2").read_text(encoding="utf-8")
     html = environment.from_string(source).render(
-        study=study,
+        plan=plan,
         facts=_facts(plan, rows),
         held_out=max(row.run.num_held_out / (row.run.num_held_out + row.run.num_train) for row in rows),
-        command=plan.command,
         regenerate=_regenerate(study, out),
         settings=_settings(plan),
         verdict=says,
         tables=tables,
-        lead=len(tables) - 2,
         figures=pictures,
-        versions=rows[0].run.versions,
-        version=version("didicm"),
+        versions={**rows[0].run.versions, "didicm": version("didicm")},
     )
     sentences = [f"# {study.title}", "", *(f"{sentence}\n" for sentence in says)]
     text = "\n".join([*sentences, *(table.to_markdown() for table in tables)])
-    write_files(out / FIGURES, {f"{figure.name}.{figure.kind}": figure.data for figure in pictures})
+    write_files(out / FIGURES, {figure.file: figure.data for figure in pictures})
     write_files(out, {REPORT: html, TABLES: text})
     return Report(out / REPORT, says, tables)
 
 
-def make_tables(study: Study, ours: Panel, published: Panel | None, rows: Sequence[Row]) -> list[Table]:
+def make_tables(study: Study, rows: Rows) -> list[Table]:
     """Tables in the study's layout, the published one under ours, then what they do not show; cost last."""
     if study.layout == "comparison":
         return [main_table(rows), difference_table(rows), cost_table(rows)]
-    laid_out = [] if study.layout == "metrics" else [panel_table(ours)]
-    return [*laid_out, *([panel_table(published)] if published else []), main_table(rows), cost_table(rows)]
+    ours, published = panels_of(study, rows)
+    shown = [None if study.layout == "metrics" else ours, published]
+    return [*(panel_table(panel) for panel in shown if panel), main_table(rows), cost_table(rows)]
 
 
-def draw_numbers(study: Study, ours: Panel, published: Panel | None, rows: Sequence[Row]) -> list[Figure]:
+def draw_numbers(study: Study, rows: Rows) -> list[Figure]:
     """Figures of what the results file alone can show, the published numbers beside ours."""
+    ours, published = panels_of(study, rows)
     panels = [published, ours] if published else [ours]
-    conditions = conditions_of(rows)
+    conditions = rows.conditions()
     metrics = gains = [TOP1, NLL, SCALED_NLL]
     if study.layout in ("uncertainty", "sizes"):  # what the paper shows
         metrics, gains = [TOP5 if TOP5 in ours.metrics else TOP1], [TOP1, TOP5]
@@ -160,9 +161,9 @@ def draw_numbers(study: Study, ours: Panel, published: Panel | None, rows: Seque
         return _rendered(drawn)
 
 
-def _draw_posteriors(rows: Sequence[Row], out: Path) -> list[Figure]:
+def _draw_posteriors(rows: Rows, out: Path) -> list[Figure]:
     """Curves and single images, of the least informative condition."""
-    hard = conditions_of(rows)[-1]
+    hard = rows.conditions()[-1]
     raw, scaled = (figures.load_stored(rows, hard, out, scaled=scaled) for scaled in (False, True))
     with matplotlib.rc_context(RC):
         drawn: dict[str, Drawing | None] = {
@@ -170,12 +171,12 @@ def _draw_posteriors(rows: Sequence[Row], out: Path) -> list[Figure]:
             "risk": figures.risk_coverage_curves(scaled, hard),
             "entropy": figures.entropies(raw, hard),
         }
-        ours, baselines = compared([row for row in rows if row.run.condition == hard])
+        ours, baselines = compared(rows.select(condition=hard))
         if ours is not None:
-            row = min(select(rows, ours, hard), key=lambda row: row.run.seed)
+            row = min(rows.select(ours, hard), key=lambda row: row.run.seed)
             pictures = images.load_pictures(row, out)
             drawn["trajectories"] = images.trajectories(pictures)
-            others = [r for e in baselines for r in select(rows, e, hard) if r.run.seed == row.run.seed]
+            others = [r for e in baselines for r in rows.select(e, hard) if r.run.seed == row.run.seed]
             if others:
                 other = images.load_pictures(others[0], out)
                 drawn["errors"] = images.errors(pictures, other, (ours, others[0].entry))
@@ -187,31 +188,29 @@ def _rendered(drawn: dict[str, Drawing | None]) -> list[Figure]:
     for name, drawing in drawn.items():
         if drawing is not None:
             kind = "png" if name in ("trajectories", "errors") else "svg"
-            file = io.BytesIO()
+            content = io.BytesIO()
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            drawing.savefig(file, format=kind, dpi=130, metadata=metadata)
-            rendered.append(Figure(name, *CAPTIONS[name], file.getvalue(), kind))
+            drawing.savefig(content, format=kind, dpi=130, metadata=metadata)
+            rendered.append(Figure(name, *CAPTIONS[name], content.getvalue(), kind))
     return rendered
 
 
-def _facts(plan: Plan, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _facts(plan: Plan, rows: Rows) -> dict[str, str]:
     """What was run, in a few lines."""
     runs = {row.run.key: row.run for row in rows}.values()
     first = rows[0].run
-    train = _list({run.num_train for run in runs})
-    held = {run.num_held_out for run in runs}
+    train, held = {run.num_train for run in runs}, {run.num_held_out for run in runs}
     temperature = f", and {_list(held)} held out from them for the temperature" if any(held) else ""
     seeds = len({run.seed for run in runs})
-    networks = dict.fromkeys(str(settings["model"]) for settings in plan.settings.values())
     facts = {
         "data": f"{plan.data} ({first.num_classes} classes, {first.num_test} test images)",
-        "training images": train + temperature,
-        "conditions": "; ".join(map(str, conditions_of(rows))),
+        "training images": _list(train) + temperature,
+        "conditions": "; ".join(map(str, rows.conditions())),
         "methods": "; ".join(dict.fromkeys(str(row.method) for row in rows)),
         "trainings": f"{len(runs)}, with {seeds} seed{'s' * (seeds > 1)} each",
-        "network": ", ".join(networks),
+        "network": ", ".join(dict.fromkeys(str(settings["model"]) for settings in plan.settings.values())),
     }
-    return [(name, value) for name, value in facts.items() if value]
+    return {name: value for name, value in facts.items() if value}
 
 
 def _settings(plan: Plan) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from didicm.errors import UserError, reason
 from didicm.evaluation import load_posteriors
 from didicm.experiments.spec import PICTURES
 from didicm.report.records import Entry, Row
-from didicm.report.style import RC, bare, looks
+from didicm.report.style import FRAME, RC, looks
 
 CLASSES = 5  # drawn of a posterior
+SHOWN = 6  # images of a picture
 
 
 class Traced(NamedTuple):
@@ -48,65 +49,35 @@ class Pictures:
     times: Tensor | None  # (steps + 1,)
 
 
-def draw_trajectory(
-    axes: Axes,
-    times: Sequence[float],
-    states: np.ndarray,
-    names: Sequence[str],
-    *,
-    truth: str | None = None,
-    top: int = CLASSES,
-    top_probability: float = 1.0,
-) -> None:
-    """The classes that end as the most probable over time, each named where its line ends.
-
-    Args:
-        states: (T, k), probabilities of the k classes in `names`
-        truth: the class to tick
-        top: how many classes are drawn
-        top_probability: where the axis ends
-    """
-    order = np.argsort(-states[-1], kind="stable")[:top]
-    times = [max(time, 0.0) for time in times]  # the official solver ends a little below 0
-    heights, palette = _spread(states[-1, order], top_probability), looks((str(i), False) for i in order)
-    for rank in reversed(range(len(order))):  # the least probable first, so that the answer lies on top
-        path, name, style = states[:, order[rank]], names[order[rank]], palette[str(order[rank])]
-        axes.plot(times, path, **style._asdict(), markersize=4, clip_on=False)
-        axes.annotate(
-            f"{shorten(name, 22)}{' ✓' * (name == truth)}  {100 * path[-1]:.1f} %",
-            xy=(0, path[-1]),
-            xytext=(-0.06, heights[rank]),
-            color=style.color,
-            fontsize=9,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": style.color,
-                "linewidth": 0.8,
-                "relpos": (0, 0.5),
-                "shrinkB": 3,
-            },
-        )
-    ticks = np.linspace(0, top_probability, 6)
-    axes.set(xlim=(1, 0), ylim=(0, top_probability), ylabel="probability")
+def draw_trajectory(axes: Axes, item: Traced, top: int = CLASSES, limit: float = 1.0) -> None:
+    """The `top` classes that end as the most probable over time, each named where its line ends."""
+    last = item.states[-1]
+    order = np.argsort(-last, kind="stable")[:top]
+    times = [max(time, 0.0) for time in item.times]  # the official solver ends a little below 0
+    heights, palette = _spread(last[order], limit), looks((str(k), False) for k in order)
+    for k, height in reversed(list(zip(order, heights, strict=True))):  # so that the answer lies on top
+        name, look = item.names[k], palette[str(k)]
+        axes.plot(times, item.states[:, k], **look._asdict(), markersize=4, clip_on=False)
+        text = f"{shorten(name, 22)}{' ✓' * (name == item.truth)}  {100 * last[k]:.1f} %"
+        arrow = {"arrowstyle": "-", "color": look.color, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 3}
+        label = axes.annotate(text, (0, last[k]), (-0.06, height), arrowprops=arrow, annotation_clip=False)
+        label.set(color=look.color, fontsize=9, va="center")
+    ticks = np.linspace(0, limit, 6)
+    axes.set(xlim=(1, 0), ylim=(0, limit), ylabel="probability")
     axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def trajectory_picture(
-    items: Sequence[Traced | tuple[Any, ...]], *, columns: int = 1, top: int = CLASSES
-) -> Figure:
+def trajectory_picture(items: Sequence[Traced], *, columns: int = 1) -> Figure:
     """Images, each beside its most probable classes over diffusion time, on one scale of probability."""
-    traced = [Traced(*item) for item in items]
-    highest = max(float(item.states.max()) for item in traced)
+    highest = max(float(item.states.max()) for item in items)
     limit = next(limit for limit in (0.25, 0.5, 0.75, 1.0) if limit == 1 or highest < 0.95 * limit)
     with matplotlib.rc_context(RC):
-        figure, axes = _pairs(len(traced), columns, width=6.4, height=2.5)
-        for item, (left, right) in zip(traced, axes, strict=True):
+        figure, axes = _pairs(len(items), columns, width=6.4, height=2.5)
+        for item, (left, right) in zip(items, axes, strict=True):
             show_image(left, item.image, item.title)
-            draw_trajectory(right, *item[2:5], truth=item.truth, top=top, top_probability=limit)
+            draw_trajectory(right, item, limit=limit)
         for _, right in axes[-columns:]:
             right.set_xlabel("diffusion time: from noise (1) to the answer (0)")
     return figure
@@ -120,32 +91,27 @@ def load_pictures(row: Row, folder: Path) -> Pictures:
         tensors = load_file(path)
         shown, images = tensors["shown"], tensors["images"]
     except (OSError, SafetensorError, KeyError) as error:
-        raise UserError(
-            f"{path} is missing or damaged ({reason(error)}): delete its line in results.jsonl and run again"
-        ) from error
+        remedy = "delete its line in results.jsonl and run again"
+        raise UserError(f"{path} is missing or damaged ({reason(error)}): {remedy}") from error
     stored = load_posteriors(posteriors)
     rest = (tensors.get(name) for name in ("traced", "trajectory", "times"))
     return Pictures(shown, images, stored.probs[shown], stored.labels[shown], stored.class_names, *rest)
 
 
-def trajectories(pictures: Pictures, count: int = 6) -> Figure | None:
+def trajectories(pictures: Pictures) -> Figure | None:
     """Some images with their posteriors through diffusion time, from the most to the least confident."""
-    traced, paths, times = pictures.traced, pictures.trajectory, pictures.times
+    traced, paths, times, names = pictures.traced, pictures.trajectory, pictures.times, pictures.class_names
     if traced is None or paths is None or times is None or not len(traced):
         return None
-    chosen = np.unique(np.linspace(0, len(traced) - 1, min(count, len(traced))).astype(int))
-    names = pictures.class_names
+    chosen = np.unique(np.linspace(0, len(traced) - 1, min(SHOWN, len(traced))).astype(int))
     items = []
-    for which in chosen.tolist():
-        at = int(traced[which])
+    for at, path in zip(traced[chosen].tolist(), paths[chosen].numpy(), strict=True):
         truth = names[int(pictures.labels[at])]
-        items.append(
-            Traced(truth, _array(pictures.images[at]), times.tolist(), paths[which].numpy(), names, truth)
-        )
+        items.append(Traced(truth, _array(pictures.images[at]), times.tolist(), path, names, truth))
     return trajectory_picture(items, columns=min(2, len(items)))
 
 
-def errors(one: Pictures, other: Pictures, entries: Sequence[Entry], count: int = 6) -> Figure | None:
+def errors(one: Pictures, other: Pictures, entries: Sequence[Entry]) -> Figure | None:
     """Images that at least one side gets wrong, with both posteriors; those first where the sides differ most."""
     if one.images.shape != other.images.shape or not bool((one.shown == other.shown).all()):
         return None
@@ -153,12 +119,11 @@ def errors(one: Pictures, other: Pictures, entries: Sequence[Entry], count: int 
     places = wrong.nonzero().squeeze(1)
     if not len(places):
         return None
-    own = [p.probs[places].gather(1, p.labels[places].unsqueeze(1)).squeeze(1) for p in (one, other)]
-    order = (own[0] - own[1]).argsort()
+    own = [p.probs[places, p.labels[places]] for p in (one, other)]
+    order = places[(own[0] - own[1]).argsort()].tolist()
     # As many from either end: where one side does better, and where the other does.
-    half = min(count, len(order)) // 2 or 1
-    ends = [*order[:half].tolist(), *order[len(order) - half :].tolist()]
-    chosen = sorted(set(places[ends].tolist()))[:count]
+    half = min(SHOWN, len(order)) // 2 or 1
+    chosen = sorted({*order[:half], *order[-half:]})
     palette = looks((str(entry), entry.method.baseline) for entry in entries)
     figure, axes = _pairs(len(chosen), min(2, len(chosen)), width=5.6, height=2.6)
     for at, (left, right) in zip(chosen, axes, strict=True):
@@ -168,24 +133,18 @@ def errors(one: Pictures, other: Pictures, entries: Sequence[Entry], count: int 
         best = both.topk(min(4, len(both))).indices.tolist()
         best = best if truth in best else [*best[:-1], truth]
         y = np.arange(len(best))
-        for i, (pictures, entry) in enumerate(zip((one, other), entries, strict=True)):
-            colour = palette[str(entry)].color
-            right.barh(
-                y + 0.2 * (2 * i - 1),
-                pictures.probs[at][best].numpy(),
-                0.36,
-                color="white" if i else colour,
-                edgecolor=colour,
-                hatch="///" if i else None,
-                label=str(entry),
-            )
-        names = [shorten(one.class_names[k], 16) + (" ✓" if k == truth else "") for k in best]
+        for pictures, entry, shift in zip((one, other), entries, (-0.2, 0.2), strict=True):
+            colour, widths = palette[str(entry)].color, pictures.probs[at][best].numpy()
+            bars = right.barh(y + shift, widths, 0.36, color=colour, edgecolor=colour, label=str(entry))
+            if pictures is other:
+                for bar in bars:
+                    bar.set(facecolor="white", hatch="///")
+        names = [shorten(one.class_names[k], 16) + " ✓" * (k == truth) for k in best]
         right.set_yticks(y, names, fontsize=8)
         right.invert_yaxis()
         right.set_xlim(0, 1)
         right.grid(axis="y", visible=False)
-    handles, labels = axes[-1][1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(*axes[-1][1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -195,7 +154,10 @@ def show_image(axes: Axes, image: Any, title: str) -> None:
     smooth = "nearest" if max(pixels.shape[:2]) < 128 else "antialiased"
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation=smooth)
     axes.set_title(fill(shorten(title, 32), 18), fontsize=9, loc="center")
-    bare(axes)
+    axes.set(xticks=[], yticks=[])
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=FRAME)
 
 
 def shorten(text: str, length: int) -> str:
@@ -214,11 +176,8 @@ def _pairs(count: int, columns: int, width: float, height: float) -> tuple[Figur
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
     grid = figure.add_gridspec(rows, 2 * columns, width_ratios=[1, 2.2] * columns)
-    places = [divmod(i, columns) for i in range(count)]
-    return figure, [
-        (figure.add_subplot(grid[row, 2 * column]), figure.add_subplot(grid[row, 2 * column + 1]))
-        for row, column in places
-    ]
+    axes = [figure.add_subplot(grid[divmod(i, 2 * columns)]) for i in range(2 * count)]
+    return figure, list(zip(axes[::2], axes[1::2], strict=True))
 
 
 def _spread(values: np.ndarray, top: float) -> list[float]:

@@ -3,15 +3,15 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 from didicm.evaluation import seed_interval
 from didicm.experiments.results import Measurement, RunResult
 from didicm.experiments.spec import Condition, Method, Study
 
 LEVEL = 0.95
+MINUS = "\N{MINUS SIGN}"
 
-_NAMES = {"cls/Acc": "top-1", "cls/Acc5": "top-5", "cal/ECE": "ECE", "sc/AURC": "AURC"}
+_NAMES = {"cls/Acc": "top-1", "cls/Acc5": "top-5", "cal/ECE": "ECE", "sc/AURC": "AURC"}  # all in per cent
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,52 @@ class Metric:
         return _NAMES.get(self.name, self.name.rpartition("/")[2]) + (", T" if self.scaled else "")
 
     @property
+    def heading(self) -> str:
+        """The metric with its unit."""
+        return f"{self} %" if self.percent else str(self)
+
+    @property
     def percent(self) -> bool:
         """Whether it is shown in per cent."""
         return self.name in _NAMES
+
+    @property
+    def scale(self) -> int:
+        """What a value is multiplied by to be shown."""
+        return 100 if self.percent else 1
 
     @property
     def sign(self) -> int:
         """1 if more is better, else -1."""
         return 1 if self.name in ("cls/Acc", "cls/Acc5") else -1
 
+    def text(self, value: float, sign: str = "", digits: int | None = None) -> str:
+        """A value as it is shown, without the unit; `+` signs it."""
+        digits = digits or (1 if self.percent else 3)
+        return f"{self.scale * value:{sign}.{digits}f}".replace("-", MINUS)
 
-TOP1, TOP5, NLL, SCALED_NLL = (
-    Metric("cls/Acc"),
-    Metric("cls/Acc5"),
-    Metric("cls/NLL"),
-    Metric("cls/NLL", scaled=True),
-)
+
+TOP1, TOP5 = Metric("cls/Acc"), Metric("cls/Acc5")
+NLL, SCALED_NLL = Metric("cls/NLL"), Metric("cls/NLL", scaled=True)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over n values and half of its interval, which a single value has not."""
+
+    mean: float
+    half: float | None = None
+    n: int = 1
+
+    def __neg__(self) -> "Estimate":
+        return Estimate(-self.mean, self.half, self.n)
+
+    @property
+    def sign(self) -> int:
+        """-1 or 1 if the interval lies on one side of 0, else 0."""
+        if self.half is None or abs(self.mean) <= self.half:
+            return 0
+        return 1 if self.mean > 0 else -1
 
 
 @dataclass(frozen=True)
@@ -74,107 +104,70 @@ class Row:
         return None if values is None else values.get(metric.name)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over n values and half of its interval, which a single value has not."""
+class Rows(list[Row]):
+    """Rows of any entries, conditions and seeds."""
 
-    mean: float
-    half: float | None = None
-    n: int = 1
+    def conditions(self) -> list[Condition]:
+        """From the most to the least informative: less resolution, then fewer images, then corruption."""
 
-    def __neg__(self) -> "Estimate":
-        return Estimate(-self.mean, self.half, self.n)
+        def informative(c: Condition) -> tuple[int, float, int, str]:
+            severities = re.findall(r":(\d+)", c.corruption or "")
+            return -(c.resolution or 1 << 30), -c.fraction, sum(map(int, severities)), c.corruption or ""
 
-    @property
-    def sign(self) -> int:
-        """-1 or 1 if the interval lies on one side of 0, else 0."""
-        if self.half is None or abs(self.mean) <= self.half:
-            return 0
-        return 1 if self.mean > 0 else -1
+        return sorted({row.run.condition for row in self}, key=informative)
+
+    def entries(self, *, main: bool = False) -> list[Entry]:
+        """Entries whose posteriors are stored, or only those with the main sampler."""
+        kept = (row for row in self if (row.main if main else row.measured.posteriors is not None))
+        return list(dict.fromkeys(row.entry for row in kept))
+
+    def select(self, entry: Entry | None = None, condition: Condition | None = None) -> "Rows":
+        """Rows of one entry or all, under one condition or all."""
+        return Rows(r for r in self if entry in (None, r.entry) and condition in (None, r.run.condition))
+
+    def values(self, metric: Metric) -> list[float]:
+        """The metric of the rows that have it."""
+        return [value for row in self if (value := row.value(metric)) is not None]
+
+    def estimate(self, metric: Metric) -> Estimate | None:
+        """Mean of a metric and its interval."""
+        return _estimate(self.values(metric))
+
+    def minus(self, other: "Rows", metric: Metric) -> Estimate | None:
+        """Mean difference, paired by condition and seed; the interval is over seeds.
+
+        Of several conditions, each seed's mean over those that all seeds have: how conditions differ is no noise.
+        """
+        theirs = {(row.run.condition, row.run.seed): row.value(metric) for row in other}
+        by_seed: dict[int, dict[Condition, float]] = {}
+        for row in self:
+            x, y = row.value(metric), theirs.get((row.run.condition, row.run.seed))
+            if x is not None and y is not None:
+                by_seed.setdefault(row.run.seed, {})[row.run.condition] = x - y
+        if not by_seed:
+            return None
+        shared = set.intersection(*map(set, by_seed.values()))
+        if not shared:
+            first = min(by_seed)
+            by_seed, shared = {first: by_seed[first]}, set(by_seed[first])
+        return _estimate([sum(found[c] for c in shared) / len(shared) for found in by_seed.values()])
+
+    def largest(self, entry: Entry) -> Row:
+        """The row that an entry's cost is told by: at its largest resolution."""
+        return max(self.select(entry), key=lambda row: row.run.condition.resolution or 0)
+
+    def cost_ratio(self, entry: Entry) -> float:
+        """Multiply-adds per image relative to the first entry's, a baseline if there is any."""
+        first = min(self.entries(), key=lambda other: not other.method.baseline)
+        return self.largest(entry).measured.multiply_adds / max(self.largest(first).measured.multiply_adds, 1)
 
 
-class _Compared(Protocol):
-    @property
-    def method(self) -> Method: ...
-
-
-C = TypeVar("C", bound=_Compared)
-
-
-def rows_of(results: Iterable[RunResult], study: Study) -> list[Row]:
+def rows_of(results: Iterable[RunResult], study: Study) -> Rows:
     """One row per sampler of each run, in the order of the study's methods."""
     methods = {str(method): method for method in study.methods}
     order = list(methods)
-    known = sorted((run for run in results if run.method in methods), key=lambda run: order.index(run.method))
-    return [
-        Row(methods[run.method], run, measured, i == 0)
-        for run in known
-        for i, measured in enumerate(run.measurements)
-    ]
-
-
-def conditions_of(rows: Iterable[Row]) -> list[Condition]:
-    """Conditions from the most to the least informative: less resolution, then fewer images, then corruption."""
-
-    def informative(c: Condition) -> tuple[int, float, int, str]:
-        severities = re.findall(r":(\d+)", c.corruption or "")
-        return -(c.resolution or 1 << 30), -c.fraction, sum(map(int, severities)), c.corruption or ""
-
-    return sorted({row.run.condition for row in rows}, key=informative)
-
-
-def entries_of(rows: Iterable[Row], *, main: bool = False) -> list[Entry]:
-    """Entries whose posteriors are stored, or only those with the main sampler."""
-    return list(dict.fromkeys(r.entry for r in rows if (r.main if main else r.measured.posteriors is not None)))
-
-
-def baselines_of(one: _Compared, among: Iterable[C]) -> list[C]:
-    """The baselines to compare with: those of the same variant if there are any, else all; likewise by size."""
-    found = [other for other in among if other.method.baseline]
-    found = [other for other in found if other.method.variant == one.method.variant] or found
-    return [other for other in found if other.method.size == one.method.size] or found
-
-
-def select(rows: Iterable[Row], entry: Entry, condition: Condition | None = None) -> list[Row]:
-    """Rows of an entry under one condition or all."""
-    return [r for r in rows if r.entry == entry and condition in (None, r.run.condition)]
-
-
-def largest(rows: Iterable[Row], entry: Entry) -> Row:
-    """The row that an entry's cost is told by: at its largest resolution."""
-    return max(select(rows, entry), key=lambda row: row.run.condition.resolution or 0)
-
-
-def cost_ratio(rows: Sequence[Row], entry: Entry) -> float:
-    """Multiply-adds per image relative to the first entry's, a baseline if there is any."""
-    entries = entries_of(rows)
-    first = next((other for other in entries if other.method.baseline), entries[0])
-    return largest(rows, entry).measured.multiply_adds / max(largest(rows, first).measured.multiply_adds, 1)
-
-
-def estimate(rows: Iterable[Row], metric: Metric) -> Estimate | None:
-    """Mean of a metric and its interval."""
-    return _estimate([value for row in rows if (value := row.value(metric)) is not None])
-
-
-def difference(a: Iterable[Row], b: Iterable[Row], metric: Metric) -> Estimate | None:
-    """Mean of `a` minus `b`, paired by condition and seed; the interval is over seeds.
-
-    Of several conditions, each seed's mean over those that all seeds have: how conditions differ is no noise.
-    """
-    other = {(row.run.condition, row.run.seed): row.value(metric) for row in b}
-    by_seed: dict[int, dict[Condition, float]] = {}
-    for row in a:
-        x, y = row.value(metric), other.get((row.run.condition, row.run.seed))
-        if x is not None and y is not None:
-            by_seed.setdefault(row.run.seed, {})[row.run.condition] = x - y
-    if not by_seed:
-        return None
-    shared = set.intersection(*(set(found) for found in by_seed.values()))
-    if not shared:
-        first = min(by_seed)
-        by_seed, shared = {first: by_seed[first]}, set(by_seed[first])
-    return _estimate([sum(found[c] for c in shared) / len(shared) for found in by_seed.values()])
+    runs = sorted((run for run in results if run.method in methods), key=lambda run: order.index(run.method))
+    return Rows(Row(methods[run.method], run, m, i == 0) for run in runs for i, m in enumerate(run.measurements))
 
 
 def _estimate(values: Sequence[float]) -> Estimate | None:

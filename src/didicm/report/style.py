@@ -69,11 +69,3 @@ def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None
             found.setdefault(label, handle)
     figure.set_figheight(figure.get_figheight() + 0.24 * -(-len(found) // columns))
     figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
-
-
-def bare(axes: Axes) -> None:
-    """No ticks, no grid: for an image."""
-    axes.set(xticks=[], yticks=[])
-    axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set(visible=True, color=FRAME)

@@ -6,35 +6,11 @@ from dataclasses import dataclass, field
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from didicm.experiments.spec import Condition
-from didicm.report.panels import Column, Panel
-from didicm.report.records import (
-    NLL,
-    SCALED_NLL,
-    TOP1,
-    Estimate,
-    Metric,
-    Row,
-    baselines_of,
-    conditions_of,
-    cost_ratio,
-    difference,
-    entries_of,
-    estimate,
-    largest,
-    select,
-)
+from didicm.report.panels import Panel, baselines_of, column_name
+from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Estimate, Metric, Rows
 
-MINUS = "\N{MINUS SIGN}"
-METRICS = (
-    TOP1,
-    NLL,
-    SCALED_NLL,
-    Metric("cls/Brier", scaled=True),
-    Metric("cal/ECE"),
-    Metric("cal/ECE", scaled=True),
-    Metric("sc/AURC", scaled=True),
-)
+BRIER, ECE, AURC = "cls/Brier", "cal/ECE", "sc/AURC"
+METRICS = (TOP1, NLL, SCALED_NLL, Metric(BRIER, True), Metric(ECE), Metric(ECE, True), Metric(AURC, True))
 SPREAD = "mean over the seeds ± half of its 95 % interval, where there are several; T: temperature-scaled"
 
 
@@ -51,17 +27,13 @@ class Table:
 
     def to_rich(self, width: int = 1000) -> RichTable:
         """For a screen of so many characters."""
-        dropped: list[str] = []
-        for name in self.spare:
-            if self._width(dropped) <= width:
-                break
-            dropped.append(name)
+        spare = (self.spare[:count] for count in range(len(self.spare)))
+        dropped = next((names for names in spare if self._width(names) <= width), self.spare)
         narrow = self._width(dropped) > width
         left_out = [*dropped, *(["intervals"] if narrow else [])]
         note = self.note + (f"; report.html also has {', '.join(left_out)}" if left_out else "")
-        table = RichTable(
-            title=escape(self.title), caption=escape(note), title_justify="left", caption_justify="left"
-        )
+        table = RichTable(title=escape(self.title), caption=escape(note))
+        table.title_justify = table.caption_justify = "left"
         kept = [i for i, name in enumerate(self.header) if name not in dropped]
         for i in kept:
             heading = self.header[i].replace(", ", "\n") if narrow else self.header[i]
@@ -75,12 +47,8 @@ class Table:
 
     def to_markdown(self) -> str:
         """For a document."""
-        lines = [
-            f"## {self.title}",
-            "",
-            f"| {' | '.join(self.header)} |",
-            "|---|" + "---:|" * (len(self.header) - 1),
-        ]
+        lines = [f"## {self.title}", "", f"| {' | '.join(self.header)} |"]
+        lines.append("|---|" + "---:|" * (len(self.header) - 1))
         lines += [f"| {' | '.join(cell.strip() for cell in row)} |" for row in self.rows]
         return "\n".join([*lines, *(["", f"{self.note}."] if self.note else []), ""])
 
@@ -89,67 +57,59 @@ class Table:
         return sum(max(map(len, column)) for column in columns) + 3 * len(columns) + 1
 
 
-def main_table(rows: Sequence[Row]) -> Table:
+def main_table(rows: Rows) -> Table:
     """Every entry under every condition."""
+    metrics = [m for m in METRICS if rows.values(m)]
     body: list[list[str]] = []
     groups = []
-    metrics = [m for m in METRICS if any(row.value(m) is not None for row in rows)]
-    for condition in conditions_of(rows):
+    for condition in rows.conditions():
         groups.append(len(body))
         body.append([str(condition)] + [""] * (len(metrics) + 2))
-        for entry in entries_of(rows):
-            if found := select(rows, entry, condition):
+        for entry in rows.entries():
+            if found := rows.select(entry, condition):
                 measured = found[0].measured
-                cells = [show(estimate(found, m), m) for m in metrics]
+                cells = [show(found.estimate(m), m) for m in metrics]
                 body.append([f"  {entry}", *cells, str(measured.calls), _millions(measured.multiply_adds)])
     seeds = len({row.run.seed for row in rows})
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
     if any(m.scaled for m in metrics):
         note += "; T: temperature-scaled (fitted on held-out training images)"
     note += "; M: millions of multiply-adds per image"
-    spare = ("Brier, T", "AURC, T %", "ECE %", "NLL", "M")
-    return Table("Test images", ["", *map(heading, metrics), "calls", "M"], body, groups, note, spare)
+    header = ["", *(m.heading for m in metrics), "calls", "M"]
+    return Table("Test images", header, body, groups, note, ("Brier, T", "AURC, T %", "ECE %", "NLL", "M"))
 
 
-def difference_table(rows: Sequence[Row]) -> Table:
+def difference_table(rows: Rows) -> Table:
     """DiDiCM minus its baselines, paired by seed."""
     metrics = [TOP1, *(Metric(m.name, _are_scaled(rows)) for m in METRICS if m.scaled)]
+    entries = rows.entries()
+    pairs = [(e, baseline) for e in entries if not e.method.baseline for baseline in baselines_of(e, entries)]
     body: list[list[str]] = []
     groups = []
-    entries = entries_of(rows)
-    for condition in [*conditions_of(rows), None]:
+    for condition in [*rows.conditions(), None]:
         groups.append(len(body))
         body.append([str(condition) if condition else "all conditions together"] + [""] * len(metrics))
-        for entry in (e for e in entries if not e.method.baseline):
-            for baseline in baselines_of(entry, entries):
-                a, b = select(rows, entry, condition), select(rows, baseline, condition)
-                found = [difference(a, b, m) for m in metrics]
-                if any(found):
-                    shown = [show(x, m, signed=True) for x, m in zip(found, metrics, strict=True)]
-                    body.append([f"  {entry} {MINUS} {baseline}", *shown])
+        for entry, baseline in pairs:
+            ours, theirs = rows.select(entry, condition), rows.select(baseline, condition)
+            found = [ours.minus(theirs, m) for m in metrics]
+            if any(found):
+                shown = [show(x, m, signed=True) for x, m in zip(found, metrics, strict=True)]
+                body.append([f"  {entry} {MINUS} {baseline}", *shown])
     note = "± half of the 95 % interval over seeds, paired by condition and seed; * where it lies on one side of 0"
-    spare = tuple(heading(m) for m in (metrics[2], metrics[4], metrics[3]))
-    return Table("Differences", ["", *map(heading, metrics)], body, groups, note, spare)
+    spare = tuple(metrics[i].heading for i in (2, 4, 3))
+    return Table("Differences", ["", *(m.heading for m in metrics)], body, groups, note, spare)
 
 
-def cost_table(rows: Sequence[Row]) -> Table:
+def cost_table(rows: Rows) -> Table:
     """What each entry costs beside its accuracy, averaged over the conditions."""
     body, nll = [], Metric("cls/NLL", _are_scaled(rows))
-    for entry in entries_of(rows):
-        found, top = select(rows, entry), largest(rows, entry)
+    for entry in rows.entries():
+        found, top = rows.select(entry), rows.largest(entry)
         seconds = [row.run.train_seconds for row in found if row.run.train_seconds is not None]
-        body.append(
-            [
-                str(entry),
-                show(estimate(found, TOP1), TOP1, spread=False),
-                show(estimate(found, nll), nll, spread=False),
-                f"{top.run.parameters / 1e6:.2f}",
-                str(top.measured.calls),
-                _millions(top.measured.multiply_adds),
-                f"{cost_ratio(rows, entry):.1f} x",
-                f"{sum(seconds) / len(seconds):.0f}" if seconds else "",
-            ]
-        )
+        quality = [show(found.estimate(m), m, spread=False) for m in (TOP1, nll)]
+        cost = [f"{top.run.parameters / 1e6:.2f}", str(top.measured.calls), _millions(top.measured.multiply_adds)]
+        training = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
+        body.append([str(entry), *quality, *cost, f"{rows.cost_ratio(entry):.1f} x", training])
     header = ["", "top-1 %", str(nll), "M parameters", "calls", "M multiply-adds", "ratio", "training, s"]
     note = "means over all conditions; multiply-adds per image at the largest resolution"
     return Table("Cost", header, body, note=note, spare=("M parameters", "training, s", "M multiply-adds"))
@@ -157,34 +117,21 @@ def cost_table(rows: Sequence[Row]) -> Table:
 
 def panel_table(panel: Panel) -> Table:
     """The panel as the paper prints it: metrics below each other; model sizes have a row each."""
-    note = "" if panel.published else SPREAD
     rows = []
-    if all(isinstance(column, str) for column in panel.columns):
-        for line in panel.lines:
-            for i, size in enumerate(panel.columns):
-                cells = [show(line.values[m][i], m, digits=2 if m.percent else 3) for m in panel.metrics]
-                count = line.parameters[i]
-                millions = "" if count is None else f"{count / 1e6:.1f}"
-                rows.append([line.name if i == 0 else "", str(size), millions, *cells])
-        return Table(panel.title, ["", "model", "M parameters", *map(str, panel.metrics)], rows, note=note)
+    by_size = all(isinstance(column, str) for column in panel.columns)
+    sizes, others = (
+        ["model", "M parameters", *map(str, panel.metrics)],
+        ["metric", *map(column_name, panel.columns)],
+    )
     for line in panel.lines:
-        for i, (metric, values) in enumerate(line.values.items()):
-            cells = [show(x, metric, digits=2 if metric.percent else 3) for x in values]
-            rows.append([line.name if i == 0 else "", str(metric), *cells])
-    return Table(panel.title, ["", "metric", *map(column_name, panel.columns)], rows, note=note)
-
-
-def heading(metric: Metric) -> str:
-    """A metric with its unit."""
-    return f"{metric} %" if metric.percent else str(metric)
-
-
-def column_name(column: Column) -> str:
-    """A column's heading; of conditions, the share of the images first."""
-    if not isinstance(column, Condition):
-        return str(column)
-    size = f"{column.resolution} px" if column.resolution else ""
-    return ", ".join(filter(None, [f"{100 * column.fraction:g} %", size, column.corruption]))
+        shown = {m: [show(x, m, digits=2 if m.percent else 3) for x in line.values[m]] for m in panel.metrics}
+        if by_size:
+            millions = ["" if count is None else f"{count / 1e6:.1f}" for count in line.parameters]
+            own = [list(map(str, cells)) for cells in zip(panel.columns, millions, *shown.values(), strict=True)]
+        else:
+            own = [[str(metric), *cells] for metric, cells in shown.items()]
+        rows += [[line.name if i == 0 else "", *cells] for i, cells in enumerate(own)]
+    return Table(panel.title, ["", *(sizes if by_size else others)], rows, note="" if panel.published else SPREAD)
 
 
 def show(
@@ -193,11 +140,9 @@ def show(
     """An estimate as text; a signed one that noise does not explain gets a star."""
     if x is None:
         return ""
-    scale = 100 if metric.percent else 1
-    digits = digits or (1 if metric.percent else 3)
-    text = f"{scale * x.mean:{'+' if signed else ''}.{digits}f}".replace("-", MINUS)
+    text = metric.text(x.mean, "+" if signed else "", digits)
     if spread and x.half is not None:
-        text += f" ± {scale * x.half:.{digits}f}"
+        text += f" ± {metric.text(x.half, digits=digits)}"
     return text + (" *" if signed and x.sign else "")
 
 
@@ -205,5 +150,5 @@ def _millions(multiply_adds: int) -> str:
     return f"{multiply_adds / 1e6:,.{0 if multiply_adds >= 1e8 else 2}f}"
 
 
-def _are_scaled(rows: Sequence[Row]) -> bool:
+def _are_scaled(rows: Rows) -> bool:
     return any(row.measured.scaled_metrics for row in rows)

@@ -4,71 +4,55 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from didicm.experiments.spec import Condition, Study
-from didicm.report.panels import Line, Panel
-from didicm.report.records import (
-    NLL,
-    SCALED_NLL,
-    TOP1,
-    TOP5,
-    Entry,
-    Estimate,
-    Metric,
-    Row,
-    baselines_of,
-    cost_ratio,
-    difference,
-    entries_of,
-    estimate,
-    select,
-)
-from didicm.report.tables import MINUS, column_name
+from didicm.report.panels import Line, Panel, baselines_of, column_name, panels_of
+from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Rows
 
 ENOUGH_SEEDS = 3
 STILL_IMPROVING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
-def verdict(study: Study, rows: Sequence[Row], panel: Panel, published: Panel | None = None) -> list[str]:
+def verdict(study: Study, rows: Rows) -> list[str]:
     """What the results show, and what to be careful about."""
-    says = _on_comparison(rows) if study.layout == "comparison" else _on_study(study, panel, published)
+    says = _on_comparison(rows) if study.layout == "comparison" else _on_study(study, *panels_of(study, rows))
     return [*says, *_cautions(rows)]
 
 
-def compared(rows: Sequence[Row]) -> tuple[Entry | None, list[Entry]]:
+def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
     """The entry that stands for DiDiCM, with posterior parameterization if it was run, and its baselines."""
-    ours = [entry for entry in entries_of(rows, main=True) if not entry.method.baseline]
+    ours = [entry for entry in rows.entries(main=True) if not entry.method.baseline]
     if not ours:
         return None, []
     parameterized = (e for e in ours if e.method.settings.get("model_args.parameterization") == "posterior")
     chosen = next(parameterized, ours[0])
-    return chosen, baselines_of(chosen, entries_of(rows))
+    return chosen, baselines_of(chosen, rows.entries())
 
 
-def _on_comparison(rows: Sequence[Row]) -> list[str]:
+def _on_comparison(rows: Rows) -> list[str]:
     """One sentence on accuracy, one on the posterior, one on cost.
 
     DiDiCM with its main sampler against whichever baseline does better on the metric in question, over the
     conditions and seeds that all of them have.
     """
     ours, baselines = compared(rows)
-    common, baselines = _in_common(rows, ours, baselines) if ours else ([], [])
+    common, baselines = _in_common(rows, ours, baselines) if ours else (rows, [])
     if ours is None or not baselines:
         return ["There is nothing to compare yet: run DiDiCM and a standard classifier under the same condition."]
     on_nll = [_on_nll(_measure(common, ours, baselines, metric)) for metric in (NLL, SCALED_NLL)]
+    scaled = f" With a temperature for both, they are {on_nll[1]}." if on_nll[1] else ""
     return [
         _on_accuracy(ours, _measure(common, ours, baselines, TOP1)),
-        f"As trained, DiDiCM's probabilities are {on_nll[0]}."
-        + (f" With a temperature for both, they are {on_nll[1]}." if on_nll[1] else ""),
+        f"As trained, DiDiCM's probabilities are {on_nll[0]}.{scaled}",
         _on_cost(rows, common, ours),
     ]
 
 
-def _in_common(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry]) -> tuple[list[Row], list[Entry]]:
+def _in_common(rows: Rows, ours: Entry, baselines: Sequence[Entry]) -> tuple[Rows, list[Entry]]:
     """Rows of the conditions and seeds that DiDiCM shares with the baselines that share most of them."""
-    places = {e: {(r.run.condition, r.run.seed) for r in rows if r.entry == e} for e in (ours, *baselines)}
+    places = {e: {(r.run.condition, r.run.seed) for r in rows.select(e)} for e in (ours, *baselines)}
     shared = {e: len(places[e] & places[ours]) for e in baselines}
     kept = [e for e in baselines if shared[e] and shared[e] == max(shared.values())]
     common = set.intersection(places[ours], *(places[e] for e in kept))
-    return [row for row in rows if (row.run.condition, row.run.seed) in common], kept
+    return Rows(row for row in rows if (row.run.condition, row.run.seed) in common), kept
 
 
 class _Measured(NamedTuple):
@@ -80,13 +64,13 @@ class _Measured(NamedTuple):
     gap: Estimate  # ours minus theirs, paired
 
 
-def _measure(rows: Sequence[Row], ours: Entry, baselines: Sequence[Entry], metric: Metric) -> _Measured | None:
-    x, means = estimate(select(rows, ours), metric), {e: estimate(select(rows, e), metric) for e in baselines}
-    known = [(e, y) for e, y in means.items() if y is not None]
+def _measure(rows: Rows, ours: Entry, baselines: Sequence[Entry], metric: Metric) -> _Measured | None:
+    x = rows.select(ours).estimate(metric)
+    known = [(e, y) for e in baselines if (y := rows.select(e).estimate(metric))]
     if x is None or not known:
         return None
     baseline, y = max(known, key=lambda pair: metric.sign * pair[1].mean)
-    gap = difference(select(rows, ours), select(rows, baseline), metric)
+    gap = rows.select(ours).minus(rows.select(baseline), metric)
     return None if gap is None else _Measured(baseline, x, y, gap)
 
 
@@ -102,7 +86,7 @@ def _on_accuracy(ours: Entry, found: _Measured | None) -> str:
         says = "DiDiCM is more accurate than the standard classifier"
     else:
         says = "In accuracy, DiDiCM and the standard classifier cannot be told apart"
-    return f"{says}: {100 * x.mean:.1f} % against {100 * y.mean:.1f} % {names}, {_interval(gap, TOP1)}."
+    return f"{says}: {TOP1.text(x.mean)} % against {TOP1.text(y.mean)} % {names}, {_interval(gap, TOP1)}."
 
 
 def _on_nll(found: _Measured | None) -> str:
@@ -114,18 +98,18 @@ def _on_nll(found: _Measured | None) -> str:
     return f"{word}: {numbers}, {_interval(found.gap, NLL)}"
 
 
-def _on_cost(rows: Sequence[Row], common: Sequence[Row], ours: Entry) -> str:
-    calls = select(rows, ours)[0].measured.calls
+def _on_cost(rows: Rows, common: Rows, ours: Entry) -> str:
+    calls = rows.select(ours)[0].measured.calls
     what = f"The {calls} network calls of DiDiCM cost" if calls > 1 else "The single network call of DiDiCM costs"
-    text = f"{what} {cost_ratio(rows, ours):.1f} times the multiply-adds of the standard classifier"
-    single = [r for r in common if r.method == ours.method and r.measured.settings.get("method") == "readout"]
-    there = estimate(single, NLL)
+    text = f"{what} {rows.cost_ratio(ours):.1f} times the multiply-adds of the standard classifier"
+    single = Rows(r for r in common if r.method == ours.method and r.measured.settings.get("method") == "readout")
+    there = single.estimate(NLL)
     if calls == 1 or there is None:
         return f"{text}."
-    return f"{text}; a single call, at {cost_ratio(rows, single[0].entry):.1f} times, has NLL {there.mean:.3f}."
+    return f"{text}; a single call, at {rows.cost_ratio(single[0].entry):.1f} times, has NLL {there.mean:.3f}."
 
 
-def _cautions(rows: Sequence[Row]) -> list[str]:
+def _cautions(rows: Rows) -> list[str]:
     """What weakens all the rest."""
     seeds = len({row.run.seed for row in rows})
     few = {1: "A single seed: there are no intervals, so any difference may be noise; run at least 3 seeds."}
@@ -182,7 +166,7 @@ def _by_group(panel: Panel, gain: Line) -> str:
     for column, x in zip(panel.columns, gain.values[TOP1], strict=True):
         name = column_name(Condition(fraction=column.fraction) if isinstance(column, Condition) else column)
         groups.setdefault(name, []).append(x)
-    return ", ".join(f"{name} {_number(_mean(x), TOP1)}" for name, x in groups.items() if any(x))
+    return ", ".join(f"{name} {TOP1.text(_mean(x), '+')}" for name, x in groups.items() if any(x))
 
 
 def _ranking(panel: Panel, metric: Metric, published: Panel | None) -> str:
@@ -198,7 +182,7 @@ def _winners(panel: Panel, metric: Metric) -> str:
     for i, column in enumerate(panel.columns):
         means = {line.name: x.mean for line in panel.lines if (x := line.values[metric][i]) is not None}
         best = max(means, key=lambda name: metric.sign * means[name])
-        found.append(f"{column}: {best} ({_plain(means[best], metric)})")
+        found.append(f"{column}: {best} ({metric.text(means[best])})")
     return f"Best {metric} by number of steps: {'; '.join(found)}."
 
 
@@ -210,31 +194,21 @@ def _ranked(panel: Panel, metric: Metric) -> str:
         return "no column is complete yet"
     means = {line.name: _mean(line.values[metric][i] for i in whole) for line in panel.lines}
     order = sorted(means, key=lambda name: -metric.sign * means[name])
-    return ", ".join(f"{name} {_plain(means[name], metric)}" for name in order)
+    return ", ".join(f"{name} {metric.text(means[name])}" for name in order)
 
 
 def _interval(gap: Estimate, metric: Metric) -> str:
-    unit = " points" if metric.percent else ""
-    mean = _number(gap.mean, metric)
+    text = f"a difference of {metric.text(gap.mean, '+')}{' points' * metric.percent}"
     if gap.half is None:
-        return f"a difference of {mean}{unit} from a single run each, which says little"
-    low, high = (_number(gap.mean + end, metric) for end in (-gap.half, gap.half))
-    return f"a difference of {mean}{unit} (95 % interval {low} to {high}, {gap.n} seeds)"
+        return f"{text} from a single run each, which says little"
+    low, high = (metric.text(gap.mean + end, "+") for end in (-gap.half, gap.half))
+    return f"{text} (95 % interval {low} to {high}, {gap.n} seeds)"
 
 
 def _mean_of(line: Line, metric: Metric) -> str:
-    return _number(_mean(line.values[metric]), metric)
+    return metric.text(_mean(line.values[metric]), "+")
 
 
 def _mean(values: Iterable[Estimate | None]) -> float:
     found = [x.mean for x in values if x is not None]
     return sum(found) / len(found)
-
-
-def _number(value: float, metric: Metric, sign: str = "+") -> str:
-    text = f"{100 * value:{sign}.1f}" if metric.percent else f"{value:{sign}.3f}"
-    return text.replace("-", MINUS)
-
-
-def _plain(value: float, metric: Metric) -> str:
-    return _number(value, metric, sign="")

@@ -1,5 +1,8 @@
 """Results that nobody had to train for."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -8,7 +11,6 @@ from didicm.evaluation import evaluate_probs, save_posteriors
 from didicm.experiments.comparison import METHODS, QUESTION
 from didicm.experiments.results import Measurement, Plan, RunResult, append_result, write_plan
 from didicm.experiments.spec import PICTURES, Condition, Study
-from didicm.report.panels import our_panel
 from didicm.report.records import rows_of
 from didicm.report.verdict import verdict
 
@@ -21,9 +23,7 @@ def comparison():
 
     def comparison(*methods, **changes):
         chosen = methods or tuple(METHODS.values())
-        return Study(
-            "comparison", "DiDiCM against a standard classifier", QUESTION, "comparison", chosen, **changes
-        )
+        return Study("comparison", "DiDiCM against standard", QUESTION, "comparison", chosen, **changes)
 
     return comparison
 
@@ -33,14 +33,8 @@ def result():
     """One run: the main sampler with so many calls, and a single call beside it if there are more."""
 
     def result(method, seed, accuracy, nll, condition=HARD, *, calls=1, **changes):
-        scaled = {
-            "cls/Acc": accuracy,
-            "cls/Acc5": 0.9,
-            "cls/NLL": nll,
-            "cls/Brier": 0.4,
-            "cal/ECE": 0.1,
-            "sc/AURC": 0.2,
-        }
+        scaled = {"cls/Acc": accuracy, "cls/Acc5": 0.9, "cls/NLL": nll, "cls/Brier": 0.4}
+        scaled |= {"cal/ECE": 0.1, "sc/AURC": 0.2}
         metrics = {**scaled, "cls/NLL": nll + 0.1}
 
         def measured(name, calls, settings):
@@ -48,23 +42,10 @@ def result():
             return Measurement(name, name, settings, calls, 1000 * calls, metrics, 1.5, scaled, file)
 
         main = [measured(f"{calls} steps", calls, {"method": "cp", "steps": calls})] if calls > 1 else []
-        return RunResult(
-            **{
-                "key": f"{method}-{condition}-{seed}",
-                "method": method,
-                "condition": condition,
-                "seed": seed,
-                "num_train": 90,
-                "num_held_out": 10,
-                "num_test": 1000,
-                "num_classes": 10,
-                "parameters": 5000,
-                "train_seconds": 1.0,
-                "measurements": (*main, measured("1 call", 1, {"method": "readout"} if main else {})),
-                "versions": {"didicm": "0.0"},
-                **changes,
-            }
-        )
+        measurements = (*main, measured("1 call", 1, {"method": "readout"} if main else {}))
+        key = f"{method}-{condition}-{seed}"
+        run = RunResult(key, method, condition, seed, 90, 10, 1000, 10, 5000, 1.0, measurements, {"didicm": "0.0"})
+        return replace(run, **changes)
 
     return result
 
@@ -73,21 +54,14 @@ def result():
 def rows(comparison):
     """Rows of a comparison's results."""
 
-    def rows(results, study=None):
-        return rows_of(results, study or comparison())
-
-    return rows
+    return lambda results, study=None: rows_of(results, study or comparison())
 
 
 @pytest.fixture(scope="session")
 def says(comparison):
     """The verdict on rows."""
 
-    def says(rows, study=None, published=None):
-        study = study or comparison()
-        return verdict(study, rows, our_panel(study, rows), published)
-
-    return says
+    return lambda rows, study=None: verdict(study or comparison(), rows)
 
 
 @pytest.fixture(scope="session")
@@ -96,9 +70,8 @@ def store():
 
     def store(folder, study, names=("cat", "dog", "owl"), seeds=2, images=40):
         runs = {}
-        for place, (seed, condition, method) in enumerate(
-            (s, c, m) for s in range(seeds) for c in study.conditions for m in study.methods
-        ):
+        grid = product(range(seeds), study.conditions, study.methods)
+        for place, (seed, condition, method) in enumerate(grid):
             generator = torch.Generator().manual_seed(place)
             labels = torch.arange(images) % len(names)
             truth = torch.nn.functional.one_hot(labels, len(names))
@@ -115,35 +88,18 @@ def store():
                 measurements.append(Measurement(name, name, settings, n, 1000 * n, metrics, 1.1, metrics, file))
             times = torch.linspace(1, 0, 9)
             path = torch.stack([(1 - t) * probs + t / len(names) for t in times], 1)
-            pictures = {
-                "shown": torch.arange(images),
-                "images": torch.full((images, 1, 8, 8), 99, dtype=torch.uint8),
-            }
+            pixels = torch.full((images, 1, 8, 8), 99, dtype=torch.uint8)
+            pictures = {"shown": torch.arange(images), "images": pixels}
             if not method.baseline:
                 pictures |= {"traced": torch.arange(6), "trajectory": path[:6].contiguous(), "times": times}
             save_file(pictures, folder / "measured" / str(place) / PICTURES)
             key = f"run-{place}"
             runs[key] = str(method)
-            append_result(
-                folder,
-                RunResult(
-                    key,
-                    str(method),
-                    condition,
-                    seed,
-                    36,
-                    4,
-                    images,
-                    len(names),
-                    5000,
-                    1.0,
-                    tuple(measurements),
-                    {},
-                ),
-            )
-        settings = {
-            f"{m}, {c}": {"model": "didirn8", **m.settings} for m in study.methods for c in study.conditions
-        }
+            sizes = 36, 4, images, len(names), 5000
+            result = RunResult(key, str(method), condition, seed, *sizes, 1.0, tuple(measurements), {})
+            append_result(folder, result)
+        pairs = product(study.methods, study.conditions)
+        settings = {f"{m}, {c}": {"model": "didirn8", **m.settings} for m, c in pairs}
         write_plan(folder, Plan(study, "didicm compare", "somewhere", settings, runs))
         return folder
 

@@ -9,7 +9,7 @@ from didicm.experiments.spec import Condition
 from didicm.report import figures
 from didicm.report.images import Traced, draw_trajectory, trajectory_picture
 from didicm.report.panels import our_panel
-from didicm.report.records import NLL, TOP1, conditions_of, rows_of
+from didicm.report.records import NLL, TOP1, rows_of
 from didicm.report.style import RC, looks
 from didicm.report.tables import main_table
 
@@ -57,7 +57,7 @@ def test_the_reliability_diagram_has_the_tables_ece_and_its_bins(tmp_path, store
     study = comparison(conditions=(Condition(7, 0.5),))
     store(tmp_path, study)
     rows = rows_of(read_results(tmp_path), read_plan(tmp_path).study)
-    hard = conditions_of(rows)[-1]
+    hard = rows.conditions()[-1]
     figure = figures.reliability_diagrams(figures.load_stored(rows, hard, tmp_path), rows, hard)
     table = main_table(rows)
     at = table.header.index("ECE %")
@@ -78,7 +78,8 @@ def test_no_two_methods_look_the_same():
 def test_a_trajectory_names_its_classes_where_they_end():
     figure = Figure()
     states = np.array([[0.25] * 4, [0.1, 0.6, 0.05, 0.25]])
-    draw_trajectory(figure.subplots(), [1.0, -0.01], states, ["a", "b", "c", "$d"], truth="$d", top=3)
+    item = Traced("", None, [1.0, -0.01], states, ["a", "b", "c", "$d"], truth="$d")
+    draw_trajectory(figure.subplots(), item, top=3)
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.texts][::-1] == ["b  60.0 %", "$d ✓  25.0 %", "a  10.0 %"]
     assert axes.get_xlim() == (1, 0)
@@ -90,8 +91,8 @@ def test_a_trajectory_names_its_classes_where_they_end():
 def test_nothing_of_a_picture_of_trajectories_is_clipped(columns):
     states = np.linspace([0.5, 0.5], [0.9, 0.1], 5)
     image, names = Image.new("RGB", (40, 20)), ["a class with a very long name indeed", "b"]
-    item = ("a title that is longer than it should be", image, [1, 0.75, 0.5, 0.25, 0], states, names)
-    figure = trajectory_picture([item, Traced(*item, truth="b"), item], columns=columns)
+    item = Traced("a title that is longer than it should be", image, [1, 0.75, 0.5, 0.25, 0], states, names)
+    figure = trajectory_picture([item, item._replace(truth="b"), item], columns=columns)
     figure.draw_without_rendering()
     whole = figure.bbox
     for plot in figure.axes:
@@ -99,3 +100,10 @@ def test_nothing_of_a_picture_of_trajectories_is_clipped(columns):
             box = text.get_window_extent()
             assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
             assert whole.y0 <= box.y0 <= box.y1 <= whole.y1
+
+
+def test_corruptions_of_different_kinds_have_no_order():
+    clean, noise, more, blur = (Condition(7, 1.0, c) for c in (None, "noise:2", "noise:4", "blur:2"))
+    assert figures.have_order([clean, noise, more])
+    assert not figures.have_order([clean, noise, blur])
+    assert figures.have_order([Condition(7, 0.1), Condition(14, 0.1), Condition(14, 0.5)])

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from didicm.experiments.spec import Condition, Method
-from didicm.report.records import Entry, baselines_of
+from didicm.report.panels import baselines_of
+from didicm.report.records import Entry
 from didicm.report.tables import cost_table, difference_table, main_table
 
 MINUS = "\N{MINUS SIGN}"
