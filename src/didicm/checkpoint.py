@@ -12,17 +12,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from didicm.classifier import (
-    Classifier,
-    DiffusionClassifier,
-    Ensemble,
-    Sampler,
-    StandardClassifier,
-    num_classes_of,
-)
-from didicm.diffusion import UniformProcess, schedule_from_dict
+from didicm.classifier import Classifier, DiffusionClassifier, Ensemble, StandardClassifier, num_classes_of
+from didicm.diffusion import Sampler, UniformProcess, schedule_from_dict
 from didicm.errors import UserError, reason
 from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model
@@ -51,8 +44,7 @@ def save(
     transform: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a classifier into a directory; an interrupted save leaves the files that were there."""
-    if class_names is not None and len(class_names) != classifier.num_classes:
-        raise UserError(f"got {len(class_names)} class names for {classifier.num_classes} classes: give one each")
+    _check_names(class_names, classifier)
     config = {
         "format": FORMAT,
         **_describe(classifier),
@@ -73,25 +65,22 @@ def save(
 def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
     """Read a model directory, the best model of a run, or `hf://owner/name` or `hf://owner/name@revision`.
 
-    Args:
-        source: where the model is.
-        model: your own network, for a classifier that was saved with one; its weights are replaced.
+    `model` is your own network, for a classifier that was saved with one; its weights are replaced.
     """
     directory = _local(source)
-    config = _read_config(directory / CONFIG)
-    class_names, transform = config["class_names"], config["transform"]
+    path = directory / CONFIG
+    config = read_json(path, "restore it from a copy")
+    if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
+        raise UserError(f"{path} has another format than this version of didicm reads ({FORMAT}): update didicm")
     try:
+        class_names, transform, digest = (config[key] for key in ("class_names", "transform", "weights_sha256"))
         described = {key: value for key, value in config.items() if key not in _COMMON}
         classifier = _rebuild(_migrate(described) if config["format"] == 1 else described, model)
+        _check_names(class_names, classifier)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         detail = f"{error} is missing" if isinstance(error, KeyError) else reason(error)
-        raise UserError(f"{directory / CONFIG} does not describe a model we can build: {detail}") from error
-    if class_names is not None and len(class_names) != classifier.num_classes:
-        raise UserError(
-            f"{directory / CONFIG} has {len(class_names)} class names for {classifier.num_classes} classes: "
-            "one of them was changed by hand; restore it"
-        )
-    _load_weights(classifier.model, directory / WEIGHTS, config["weights_sha256"])
+        raise UserError(f"{path} does not describe a model we can build: {detail}") from error
+    _load_weights(classifier.model, directory / WEIGHTS, digest)
     return Checkpoint(classifier.eval(), class_names, transform)
 
 
@@ -102,9 +91,8 @@ def push(source: str | Path, destination: str, *, private: bool = False) -> str:
     directory = _local(source)
     load(directory)
     repo, revision = _hub_name(destination)
-    api = HfApi()
+    api, files = HfApi(), [CONFIG, WEIGHTS]
     api.create_repo(repo, private=private, exist_ok=True)
-    files = [CONFIG, WEIGHTS]
     api.upload_folder(repo_id=repo, folder_path=str(directory), allow_patterns=files, revision=revision)
     return HUB + repo
 
@@ -127,7 +115,33 @@ def model_directory(source: str | Path) -> str | Path:
 
 def _local(source: str | Path) -> Path:
     place = model_directory(source)
-    return _download(place) if isinstance(place, str) else place
+    if isinstance(place, Path):
+        return place
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    repo, revision = _hub_name(place)
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{place} cannot be fetched: {first}; check the name, your login and the network"
+        ) from error
+
+
+def _hub_name(source: str) -> tuple[str, str | None]:
+    repo, _, revision = source.removeprefix(HUB).partition("@")
+    if not source.startswith(HUB) or repo.count("/") != 1:
+        raise UserError(f"{source} is not a model on the hub: write {HUB}owner/name")
+    return repo, revision or None
+
+
+def _check_names(class_names: Sequence[str] | None, classifier: Classifier) -> None:
+    if class_names is not None and len(class_names) != classifier.num_classes:
+        raise UserError(
+            f"there are {len(class_names)} class names for {classifier.num_classes} classes: give one each"
+        )
 
 
 def _describe(classifier: Classifier) -> dict[str, Any]:
@@ -203,16 +217,6 @@ def _migrate(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path, "restore it from a copy")
-    if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
-        raise UserError(f"{path} has another format than this version of didicm reads ({FORMAT}): update didicm")
-    for key in ("class_names", "transform", "weights_sha256"):
-        if key not in config:
-            raise UserError(f"{path} lacks {key!r}: restore it from a copy")
-    return config
-
-
 def _load_weights(model: nn.Module, path: Path, digest: str) -> None:
     if not path.is_file():
         raise UserError(f"{path} is missing: restore it, or copy the whole model directory again")
@@ -220,42 +224,14 @@ def _load_weights(model: nn.Module, path: Path, digest: str) -> None:
         weights = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged or no safetensors file ({reason(error)}): copy it again") from error
-    _check_weights(model.state_dict(), weights, path)
-    if sha256(path) != digest:
-        raise UserError(
-            f"{path} does not belong to the {CONFIG} beside it: copy or save the whole directory again"
-        )
+    has, needs = (
+        {name: f"shape {tuple(x.shape)}" for name, x in tensors.items()}
+        for tensors in (weights, model.state_dict())
+    )
+    wrong = sorted(name for name in has | needs if has.get(name) != needs.get(name))
+    if wrong or sha256(path) != digest:
+        remedy = "copy or save the whole directory again"
+        if wrong:
+            remedy = f"of {wrong[0]} it has {has.get(wrong[0], 'none')}, the model {needs.get(wrong[0], 'none')}"
+        raise UserError(f"{path} does not belong to the {CONFIG} beside it: {remedy}")
     model.load_state_dict(weights)
-
-
-def _check_weights(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], path: Path) -> None:
-    def shape(of: Mapping[str, Tensor], name: str) -> str:
-        return f"shape {tuple(of[name].shape)}" if name in of else "none"
-
-    for name in sorted(expected.keys() | weights.keys()):
-        has, needs = shape(weights, name), shape(expected, name)
-        if has != needs:
-            raise UserError(
-                f"{path} does not belong to the {CONFIG} beside it: of {name} it has {has}, the model {needs}"
-            )
-
-
-def _hub_name(source: str) -> tuple[str, str | None]:
-    repo, _, revision = source.removeprefix(HUB).partition("@")
-    if not source.startswith(HUB) or repo.count("/") != 1:
-        raise UserError(f"{source} is not a model on the hub: write {HUB}owner/name")
-    return repo, revision or None
-
-
-def _download(source: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    repo, revision = _hub_name(source)
-    try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{source} cannot be fetched: {first}; check the name, your login and the network"
-        ) from error

@@ -14,7 +14,7 @@ from didicm.diffusion.process import at_least_float32, log_marginal
 from didicm.diffusion.sampling import Callback
 from didicm.diffusion.solver import index_features
 from didicm.errors import UserError
-from didicm.values import coerce
+from didicm.values import Natural, coerce
 
 # Earliest time in training: closer to 0 the true ratios leave float32.
 MIN_TIME = 1e-5
@@ -25,13 +25,15 @@ Objective: TypeAlias = Literal["cross-entropy", "binary-cross-entropy", "margina
 class Classifier(nn.Module, ABC):
     """What training, evaluation, serving and export know of a classifier."""
 
-    model: nn.Module
-    num_classes: int
     sampler: Sampler | None = None  # how a posterior is sampled; None if there is nothing to set
     inference_only: bool = False  # an optimised copy, whose weights fit no network that a checkpoint could name
-
-    draws_per_image: int
     numbers_per_draw: ClassVar[int]  # uniform random numbers that one draw of the loss takes
+
+    def __init__(self, model: nn.Module, num_classes: int, draws_per_image: int = 1) -> None:
+        super().__init__()
+        self.model = model
+        self.num_classes = num_classes
+        self.draws_per_image: int = coerce(draws_per_image, Natural, "draws_per_image")
 
     @property
     def in_chans(self) -> int:
@@ -43,13 +45,10 @@ class Classifier(nn.Module, ABC):
         """Training loss of each image (B,), given its random numbers u (B, draws, numbers)."""
 
     def loss(self, image: Tensor, target: Tensor, u: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-        """Mean training loss of images (B, C, H, W) and target distributions (B, K).
+        """Mean training loss of normalised images (B, C, H, W) and target distributions (B, K).
 
-        Args:
-            image: normalised images.
-            target: target distributions.
-            u: uniform numbers (B, draws, numbers) to draw noise with; by default fresh ones.
-            weight: weight of each image (B,).
+        `u` (B, draws, numbers) are the uniform numbers to draw noise with, by default fresh ones; `weight` (B,) is
+        the weight of each image.
         """
         if u is None:
             u = torch.rand(len(image), self.draws_per_image, self.numbers_per_draw, device=image.device)
@@ -79,23 +78,17 @@ class DiffusionClassifier(Classifier):
         draws_per_image: int = 1,
         label_proposal: float = 0.0,
     ) -> None:
-        super().__init__()
         if not isinstance(model, ScoreFunction):
             raise UserError(
                 f"{type(model).__name__} does not answer encode and score: use StandardClassifier for logits, "
                 "or write both methods as didicm.models.ScoreModel describes them"
             )
-        self.model = model
-        self.num_classes = num_classes_of(model)
+        super().__init__(model, num_classes_of(model), draws_per_image)
         self.process = process or UniformProcess(self.num_classes)
         self.sampler = sampler or Sampler()
-        self.draws_per_image = draws_per_image
         self.label_proposal = label_proposal
         if self.process.num_classes != self.num_classes:
-            raise ValueError(
-                f"the model has {self.num_classes} classes and the process {self.process.num_classes}"
-            )
-        _check_draws(draws_per_image)
+            raise ValueError(f"the model has {self.num_classes} classes, the process {self.process.num_classes}")
         if not 0 <= label_proposal < 1:
             raise ValueError(f"label_proposal must lie in [0, 1), got {label_proposal}")
 
@@ -110,11 +103,10 @@ class DiffusionClassifier(Classifier):
         t = _time(u[:, 0])
         label_proposal = self.process.schedule.lost(t).clamp_min(self.label_proposal)
         label = self.process.sample_label(target, t, u[:, 1:], label_proposal)
-        network = self._network
-        features = network.encode(image)
+        features = self._network.encode(image)
         if self.draws_per_image > 1:
             features = index_features(features, rows)
-        log_score = network.score(features, label, self.process.schedule.total(t))
+        log_score = self._network.score(features, label, self.process.schedule.total(t))
         losses = score_entropy(log_score, label, target, t, self.process)
         if self.label_proposal:
             losses = losses * self.process.label_weight(target, label, t, label_proposal)
@@ -122,7 +114,6 @@ class DiffusionClassifier(Classifier):
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
-        """Run the reverse process."""
         return self.sampler.changed(**settings)(self._network, image, self.process, callback)
 
     @property
@@ -146,19 +137,15 @@ class StandardClassifier(Classifier):
         process: UniformProcess | None = None,
         draws_per_image: int = 1,
     ) -> None:
-        super().__init__()
-        coerce(objective, Objective, "objective")
+        super().__init__(model, num_classes_of(model), draws_per_image)
+        self.objective = coerce(objective, Objective, "objective")
         if process is not None and objective != "marginal":
             raise ValueError(f"a process is for objective 'marginal', not {objective!r}")
-        self.model = model
-        self.objective = objective
-        self.num_classes = num_classes_of(model)
-        self.process = (process or UniformProcess(self.num_classes)) if objective == "marginal" else None
-        self.draws_per_image = draws_per_image
-        _check_draws(draws_per_image)
+        if process is None and objective == "marginal":
+            process = UniformProcess(self.num_classes)
+        self.process = process
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
-        """The objective of each image."""
         logits = self._logits(image)
         if self.objective == "binary-cross-entropy":
             return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
@@ -170,7 +157,6 @@ class StandardClassifier(Classifier):
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
-        """One network call."""
         if settings:
             named = ", ".join("sampler" if name == "method" else name for name in settings)
             raise UserError(f"a standard classifier has no sampler to set: leave out {named}")
@@ -194,18 +180,16 @@ class StandardClassifier(Classifier):
 class Ensemble(Classifier):
     """Classifiers over the same classes, whose posterior is the mean of theirs."""
 
-    draws_per_image = numbers_per_draw = 0  # it has no loss
+    numbers_per_draw = 0  # it has no loss
 
     def __init__(self, members: Sequence[Classifier]) -> None:
-        super().__init__()
         if not members:
             raise UserError("an ensemble needs members: give at least one classifier")
         counts = sorted({member.num_classes for member in members})
         if len(counts) > 1:
             raise UserError(f"the members of an ensemble have {counts} classes: they must have the same ones")
+        super().__init__(nn.ModuleList(member.model for member in members), counts[0])
         self.members = tuple(members)
-        self.model = nn.ModuleList(member.model for member in members)
-        self.num_classes = counts[0]
         first = members[0].sampler
         self.sampler = first if all(member.sampler == first for member in members) else None
 
@@ -214,7 +198,6 @@ class Ensemble(Classifier):
         return self.members[0].in_chans
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
-        """Refused: the members learn apart."""
         raise UserError("an ensemble has no loss: train its members one by one")
 
     @torch.no_grad()
@@ -238,16 +221,10 @@ class Loss(nn.Module):
         super().__init__()
         self.classifier = classifier
 
-    def forward(
-        self, image: Tensor, target: Tensor, u: Tensor | None = None, weight: Tensor | None = None
-    ) -> Tensor:
-        """Mean training loss; the arguments are those of `Classifier.loss`, all but the image perhaps as bits."""
-
-        def exact(x: Tensor) -> Tensor:
-            return x.view(torch.float32) if x.dtype == torch.int32 else x
-
-        optional = (None if x is None else exact(x) for x in (u, weight))
-        return self.classifier.loss(image, exact(target), *optional)
+    def forward(self, image: Tensor, *others: Tensor | None) -> Tensor:
+        """Mean training loss; `others` are the other arguments of `Classifier.loss`, perhaps as bits."""
+        exact: Any = [x if x is None or x.dtype != torch.int32 else x.view(torch.float32) for x in others]
+        return self.classifier.loss(image, *exact)
 
     @staticmethod
     def bits(x: Tensor) -> Tensor:
@@ -265,8 +242,3 @@ def num_classes_of(model: nn.Module) -> int:
     if not isinstance(num_classes, int):
         raise UserError(f"{type(model).__name__} does not say how many classes it has: set its num_classes")
     return num_classes
-
-
-def _check_draws(draws_per_image: int) -> None:
-    if draws_per_image < 1:
-        raise UserError(f"draws_per_image must be at least 1, got {draws_per_image}")

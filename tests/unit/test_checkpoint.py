@@ -114,7 +114,7 @@ def test_a_network_of_ones_own_is_brought_to_the_loading(tmp_path):
     assert torch.equal(load(tmp_path / "model", model=Own()).classifier(image), classifier(image))
     with pytest.raises(UserError, match="saved with a network of your own: give that to load as model="):
         load(tmp_path / "model")
-    with pytest.raises(UserError, match="has 4 class names for 7 classes"):
+    with pytest.raises(UserError, match="4 class names for 7 classes"):
         load(tmp_path / "model", model=Own(7))
     with pytest.raises(UserError, match="save its members one by one"):
         save(Ensemble([classifier]), tmp_path / "own")
@@ -255,7 +255,7 @@ HOSTILE = {
     "unknown key": (lambda d: edit(d, lambda c: c.update(hook="os.system")), "unknown key 'hook'"),
     "absolute path": (lambda d: edit(d, lambda c: c.update(weights="/etc/passwd")), "unknown key 'weights'"),
     "missing key": (lambda d: edit(d, lambda c: c.pop("model")), "'model' is missing"),
-    "missing digest": (lambda d: edit(d, lambda c: c.pop("weights_sha256")), "lacks 'weights_sha256'"),
+    "missing digest": (lambda d: edit(d, lambda c: c.pop("weights_sha256")), "'weights_sha256' is missing"),
     "an ensemble of nobody": (
         lambda d: (d / "config.json").write_text(
             json.dumps(

@@ -319,7 +319,7 @@ def test_networks_of_ones_own_are_welcome():
     ("make", "says"),
     [
         (lambda: standard("hinge"), "objective must be one of"),
-        (lambda: DiffusionClassifier(create_model("didirn8", **SMALL), UniformProcess(6)), "5 classes .* 6"),
+        (lambda: DiffusionClassifier(create_model("didirn8", **SMALL), UniformProcess(6)), "5 classes, the process 6"),
         (lambda: diffusion(draws_per_image=0), "draws_per_image must be at least 1"),
         (lambda: diffusion(label_proposal=1.0), "label_proposal must lie in"),
         (lambda: Ensemble([]), "needs members"),

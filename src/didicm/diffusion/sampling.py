@@ -126,11 +126,9 @@ def sample_cl(
     Arguments that are not listed are those of `sample_cp`.
 
     Args:
-        steps: number of steps of each chain.
         chains: labels per image, N in the paper.
         average: the chains' last transition probabilities, or their one-hot ends as in the paper.
         chunk: at most this many chains go through the network together.
-        seed: for the labels.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
     coerce(average, Average, "average")
@@ -165,10 +163,7 @@ def sample_naive(
 ) -> Posterior:
     """Diffuse the class probabilities by asking about every label at every step (Eq. 6): the slow reference.
 
-    Arguments that are not listed are those of `sample_cp`.
-
-    Args:
-        chunk: at most this many (image, label) pairs go through the network together.
+    At most `chunk` pairs of an image and a label go through the network together.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
     score, p = Scores(model, image, process), _uniform(image, process)

@@ -36,9 +36,7 @@ class Backbone(nn.Module):
             raise ValueError(f"unknown backbone {backbone!r}: timm.list_models() has the names to choose from")
         self.backbone = timm.create_model(backbone, pretrained=pretrained, in_chans=in_chans, num_classes=0)
         self.backbone.requires_grad_(not frozen)
-        self.frozen = frozen
-        self.num_classes = num_classes
-        self.in_chans = in_chans
+        self.num_classes, self.in_chans, self.frozen = num_classes, in_chans, frozen
         self.num_features: int = self.backbone.head_hidden_size
         self.head_hidden_size = self.num_features
         self.fc = nn.Linear(self.num_features, num_classes)
@@ -79,7 +77,6 @@ class BackboneBaseline(Backbone):
     """The standard classifier: image (B, C, H, W) to logits (B, K)."""
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K)."""
         return self.forward_head(self.forward_features(image))
 
 
@@ -113,7 +110,6 @@ class BackboneScore(Backbone, ScoreModel):
         return self.fc(features), self.reduce(features)
 
     def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
-        """Raw outputs (B, K)."""
         logits, x = features
         scale, shift = self.project(F.silu(self.condition(label, total))).chunk(2, -1)
         x = torch.addcmul(x + shift, x, scale)

@@ -5,8 +5,7 @@ Both therefore have exactly the same convolutions.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from timm.layers.classifier import create_classifier
@@ -19,17 +18,11 @@ from didicm.values import coerce
 StemKind: TypeAlias = Literal["resnet", "small", "tiny"]
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """Blocks of each stage, and their kind."""
 
     depths: tuple[int, ...]
     bottleneck: bool = False
-
-    @property
-    def expansion(self) -> int:
-        """Output channels of a block in units of its width."""
-        return 4 if self.bottleneck else 1
 
 
 ARCHITECTURES = {
@@ -99,19 +92,16 @@ class Trunk(nn.Module):
     def __init__(
         self,
         architecture: Architecture,
-        num_classes: int,
-        in_chans: int,
-        stem: StemKind,
-        width: float,
-        global_pool: str,
-        zero_init: bool,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        stem: StemKind = "resnet",
+        width: float = 1.0,
+        global_pool: str = "avg",
     ) -> None:
         super().__init__()
         if width <= 0:
             raise ValueError(f"width must be positive, got {width}")
-        self.num_classes = num_classes
-        self.in_chans = in_chans
-        self.grad_checkpointing = False
+        self.num_classes, self.in_chans, self.grad_checkpointing = num_classes, in_chans, False
         self.stage_names = [f"layer{i}" for i in range(1, len(architecture.depths) + 1)]
         channels = max(8, round(64 * width / 8) * 8)
         self.stem = Stem(stem, in_chans, channels)
@@ -119,23 +109,25 @@ class Trunk(nn.Module):
         inputs = channels
         for i, (name, depth) in enumerate(zip(self.stage_names, architecture.depths, strict=True)):
             stage_width = channels * 2**i
-            outputs = stage_width * architecture.expansion
-            strides = [1 if i == 0 else 2] + [1] * (depth - 1)
-            blocks = [
-                Block(inputs if j == 0 else outputs, stage_width, outputs, stride, architecture.bottleneck)
-                for j, stride in enumerate(strides)
-            ]
-            self.add_module(name, nn.ModuleList(blocks))
+            outputs = stage_width * (4 if architecture.bottleneck else 1)
+            blocks = nn.ModuleList()
+            for j in range(depth):
+                stride = 2 if i > 0 and j == 0 else 1
+                blocks.append(Block(inputs, stage_width, outputs, stride, architecture.bottleneck))
+                inputs = outputs
+            self.add_module(name, blocks)
             self.block_channels += [outputs] * depth
-            inputs = outputs
         self.num_features = self.head_hidden_size = inputs
         self.global_pool, self.fc = create_classifier(inputs, num_classes, pool_type=global_pool)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if zero_init:  # each block starts as its skip, the usual start of a ResNet
-            for block in self.blocks():
-                nn.init.zeros_((block.bn3 if architecture.bottleneck else block.bn2).weight)
+        self.init_residuals(0)  # each block starts as its skip, the usual start of a ResNet
+
+    def init_residuals(self, scale: float) -> None:
+        """Set the weight of the last batch norm of every block."""
+        for block in self.blocks():
+            nn.init.constant_((block.bn3 if block.bottleneck else block.bn2).weight, scale)
 
     def blocks(self) -> Iterator[Block]:
         """All blocks in the order in which they run."""
@@ -170,17 +162,6 @@ class Trunk(nn.Module):
 class ResNet(Trunk):
     """The standard classifier on the same trunk: image (B, C, H, W) to logits (B, K)."""
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        num_classes: int = 1000,
-        in_chans: int = 3,
-        stem: StemKind = "resnet",
-        width: float = 1.0,
-        global_pool: str = "avg",
-    ) -> None:
-        super().__init__(architecture, num_classes, in_chans, stem, width, global_pool, zero_init=True)
-
     def forward_features(self, image: Tensor) -> Tensor:
         """Last feature map (B, C, H, W)."""
         x: Tensor = self.stem(image)
@@ -190,5 +171,4 @@ class ResNet(Trunk):
         return x
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K)."""
         return self.forward_head(self.forward_features(image))

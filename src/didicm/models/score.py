@@ -102,16 +102,17 @@ class DiDiRN(Trunk, ScoreModel):
     ) -> None:
         coerce(layout, Layout, "layout")
         stem = stem or ("resnet" if layout == "paper" else "small")
-        zero_init = layout == "paper"
-        super().__init__(architecture, num_classes, in_chans, stem, width, global_pool, zero_init)
+        super().__init__(architecture, num_classes, in_chans, stem, width, global_pool)
         self.predict(parameterization, num_classes)
         self.layout = layout
         self.condition = Condition(num_classes)
         # One matrix product gives every block its condition: far fewer calls than one per block.
         self.project = nn.Linear(WIDTH, sum(self.block_channels))
-        if zero_init:  # else each block adds noise before it has learnt anything, and deep trunks lose the image
+        if layout == "paper":  # else blocks add noise before they have learnt anything: deep trunks lose the image
             nn.init.zeros_(self.project.weight)
             nn.init.zeros_(self.project.bias)
+        else:
+            self.init_residuals(1)
         # 32 groups, as in the paper; other widths have 16 channels per group, as the paper's last stage. In
         # smaller groups little is left of the condition, and of images that have shrunk to a pixel, only signs.
         groups = [32 if width == 1 else math.gcd(32, max(1, n // 16)) for n in self.block_channels]
@@ -119,12 +120,10 @@ class DiDiRN(Trunk, ScoreModel):
 
     def encode(self, image: Tensor) -> Features:
         """Stem and first block up to the first conditioning."""
-        first = next(self.blocks())
-        residual, skip = self.run_block(first, self.stem(image))
+        residual, skip = self.run_block(next(self.blocks()), self.stem(image))
         return residual + skip if self.layout == "paper" else (residual, skip)
 
     def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
-        """Raw outputs (B, K)."""
         return self.forward_head(self._trunk(features, label, total))
 
     def forward_features(self, image: Tensor, label: Tensor, total: Tensor) -> Tensor:
