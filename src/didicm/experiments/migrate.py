@@ -38,16 +38,10 @@ def migrate_result(old: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str,
     own["key"] = _run(own["key"], label, plan).key if plan.get("cells") else own["key"]
     own["method"] = str(_method(label, plan))
     own["condition"] = {name: own.pop(name) for name in ("resolution", "fraction", "corruption")}
-    own["measurements"] = [
-        {
-            "sampler": _words(entry["name"]),
-            "group": _words(entry["group"]),
-            "settings": _migrate_settings(entry["settings"]),
-            "scaled_metrics": entry["tempered"],
-            **{name: entry[name] for name in ("calls", "multiply_adds", "metrics", "temperature", "posteriors")},
-        }
-        for entry in own.pop("readings")
-    ]
+    own["measurements"] = [dict(entry) for entry in own.pop("readings")]
+    for entry in own["measurements"]:
+        entry["sampler"], entry["group"] = _words(entry.pop("name")), _words(entry["group"])
+        entry["settings"], entry["scaled_metrics"] = _migrate_settings(entry["settings"]), entry.pop("tempered")
     return own
 
 
@@ -103,16 +97,12 @@ def _run(key: str, label: str, plan: Mapping[str, Any]) -> Run:
     settings = dict(plan["settings"])
     held_out, precision = settings.pop("held_out"), settings.pop("precision")
     own = {"seed": int(found["seed"]), "fraction": condition.fraction, "run.precision": precision}
-    own |= {"image.size": pixels} if pixels else {}
-    own |= (
-        {"corrupt_train": condition.corruption, "corrupt_eval": condition.corruption}
-        if condition.corruption
-        else {}
-    )
+    if pixels:
+        own["image.size"] = pixels
+    if condition.corruption:
+        own |= {"corrupt_train": condition.corruption, "corrupt_eval": condition.corruption}
     overrides = plan["overrides"][f"{label}, {condition}"]
-    config = override(
-        override(TrainConfig(), _migrate_settings(settings)), {**_migrate_settings(overrides), **own}
-    )
+    config = override(TrainConfig(), _migrate_settings(settings), _migrate_settings(overrides), own)
     return Run(_method(label, plan), condition, int(found["seed"]), config, held_out=held_out)
 
 

@@ -5,7 +5,8 @@ Only the owner of a study's folder writes them (`experiments/run.py`); a report 
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -76,31 +77,22 @@ class Plan:
     settings: dict[str, dict[str, Any]]  # of each training but for run.*, out and seed, by "method, condition"
     runs: dict[str, str]  # label of the method by the key of each run
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"format": FORMAT, **values, "study": self.study.to_dict()}
-
 
 def read_plan(folder: Path) -> Plan | None:
     """What a folder was started with; None for a new folder."""
-    path, old = folder / STUDY, folder / OLD_PLAN
+    path = folder / (OLD_PLAN if _is_old(folder) else STUDY)
+    if not path.exists():
+        return None
     remedy = "restore it, or use another --out"
-    try:
-        if path.exists():
-            own = _fields_of(Plan, read_json(path, remedy))
-        elif old.exists():
-            path, own = old, migrate_plan(read_json(old, remedy))
-        else:
-            return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise error if isinstance(error, UserError) else _damaged(str(path), error, remedy) from error
+    stored = read_json(path, remedy)
+    with _damage_told(str(path), remedy):
+        own = migrate_plan(stored) if path.name == OLD_PLAN else _fields_of(Plan, stored)
     return Plan(**{**own, "study": make_study(own["study"], str(path))})
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
     """Keep what was asked for; the results of an older version are rewritten in today's format."""
-    writing = {STUDY: to_json(plan.to_dict())}
+    writing = {STUDY: to_json({"format": FORMAT, **asdict(plan)})}
     if _is_old(folder):  # the results first: should the machine stop in between, they are read all the same
         writing = {RESULTS: "".join(map(_line, read_results(folder))), **writing}
     write_files(folder, writing)
@@ -109,19 +101,14 @@ def write_plan(folder: Path, plan: Plan) -> None:
 
 def read_results(folder: Path) -> list[RunResult]:
     """Finished runs, in the order in which they finished; a last line that a crash cut short is none."""
-    path = folder / RESULTS
     plan = read_json(folder / OLD_PLAN, "restore it") if _is_old(folder) else {}
     results: dict[str, RunResult] = {}
-    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
-        try:
+    for number, line in enumerate(_whole_lines(folder).splitlines(), start=1):
+        with _damage_told(f"line {number} of {folder / RESULTS}", "delete that line; its run is then repeated"):
             values = json.loads(line)
             if "format" not in values:
                 values = {"format": FORMAT, **migrate_result(values, plan)}
             result = RunResult.from_dict(values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _damaged(
-                f"line {number} of {path}", error, "delete that line; its run is then repeated"
-            ) from error
         results.setdefault(result.key, result)
     return list(results.values())
 
@@ -132,9 +119,8 @@ def append_result(folder: Path, result: RunResult) -> None:
         write_plan(folder, plan)
     if any(known.key == result.key for known in read_results(folder)):
         return
-    path = folder / RESULTS
-    whole = len(_whole_lines(path))
-    with open(path, "ab") as file:
+    whole = len(_whole_lines(folder))
+    with open(folder / RESULTS, "ab") as file:
         file.truncate(whole)
         file.write(_line(result).encode())
         file.flush()
@@ -145,8 +131,9 @@ def _line(result: RunResult) -> str:
     return json.dumps(result.to_dict(), ensure_ascii=False) + "\n"
 
 
-def _whole_lines(path: Path) -> bytes:
+def _whole_lines(folder: Path) -> bytes:
     """Content of the results file without a last line that a crash or a full disk cut short."""
+    path = folder / RESULTS
     content = path.read_bytes() if path.exists() else b""
     return content[: content.rfind(b"\n") + 1]
 
@@ -160,14 +147,15 @@ def _fields_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("format") != FORMAT:
         raise ValueError(f"format {values.get('format')}, where this version of didicm reads {FORMAT}")
     own = {key: value for key, value in values.items() if key != "format"}
-    known = {field.name: field.default is MISSING for field in fields(cls)}
-    wrong = [key for key in own if key not in known] + [
-        key for key, needed in known.items() if needed and key not in own
-    ]
-    if wrong:
-        raise ValueError(f"missing or unknown field {wrong[0]!r}")
+    missing = {field.name for field in fields(cls) if field.default is MISSING} - own.keys()
+    if wrong := missing | own.keys() - {field.name for field in fields(cls)}:
+        raise ValueError(f"missing or unknown field {min(wrong)!r}")
     return own
 
 
-def _damaged(what: str, error: Exception, remedy: str) -> UserError:
-    return UserError(f"{what} is damaged ({reason(error)}): {remedy}")
+@contextmanager
+def _damage_told(what: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{what} is damaged ({reason(error)}): {remedy}") from error

@@ -21,23 +21,9 @@ from didicm.settings import load_recipe
 from didicm.values import flatten, override
 
 METRICS = {"cls/Acc": 0.5, "cls/NLL": 1.0}
-MEASUREMENT = Measurement(
-    "8 steps", "8 steps", {"steps": 8}, 8, 1000, METRICS, 1.5, METRICS, "measured/a/p.safetensors"
-)
-RESULT = RunResult(
-    "a",
-    "DiDiCM",
-    Condition(7, 0.05, "noise:3"),
-    0,
-    90,
-    10,
-    1000,
-    10,
-    5000,
-    None,
-    (MEASUREMENT,),
-    {"didicm": "0.1"},
-)
+SIZES = 90, 10, 1000, 10, 5000  # images to train, held out and to test; classes; parameters
+MEASURED = Measurement("8 steps", "8 steps", {"steps": 8}, 8, 1000, METRICS, 1.5, METRICS, "measured/a/p")
+RESULT = RunResult("a", "DiDiCM", Condition(7, 0.05, "noise:3"), 0, *SIZES, None, (MEASURED,), {"didicm": "0.1"})
 
 
 @pytest.fixture
@@ -69,18 +55,10 @@ def test_a_torn_last_line_is_ignored_and_cut_off(tmp_path):
     assert (tmp_path / RESULTS).read_bytes().count(b"\n") == 2
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "nonsense",
-        "[]",
-        "{}",
-        '{"format": 3}',
-        {"colour": "red"},
-        {"seed": None, "-": "seed"},
-        {"condition": {"x": 1}},
-    ],
-)
+CHANGES = [{"colour": "red"}, {"seed": None, "-": "seed"}, {"condition": {"x": 1}}]
+
+
+@pytest.mark.parametrize("damage", ["nonsense", "[]", "{}", '{"format": 3}', *CHANGES])
 def test_a_damaged_line_is_named_with_its_remedy(tmp_path, damage):
     append_result(tmp_path, RESULT)
     if isinstance(damage, dict):
