@@ -1,7 +1,7 @@
 """A folder of images: the name of a subfolder is the class of all images below it."""
 
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,21 +71,29 @@ def open_folder(path: str) -> tuple[ImageSet, ImageSet | None]:
         hint = {".parquet": f"write hf://{path}", ".tar": f"write wds://{path}"}.get(root.suffix.lower())
         hint = hint or "give the folder with one subfolder per class"
         raise DataError(f"{readable(path)} is a file, not a folder; {hint}")
-    train, val = _find_split(root, TRAIN_NAMES), _find_split(root, VAL_NAMES)
-    if train is None and val is not None and len(_subfolders(root)) == 1:
-        raise DataError(f"{readable(path)} has no train folder; give {readable(str(val))} to use that split alone")
+    folders = _subfolders(root)
+    # One that holds images itself is a class: `train` may be a vehicle.
+    splits = {
+        f.name for f in folders if f.name in TRAIN_NAMES + VAL_NAMES and (_subfolders(f) or not _has_images(f))
+    }
+    train, val = find_splits(splits)
+    if train is None and val is not None and len(folders) == 1:
+        alone = readable(str(root / val))
+        raise DataError(f"{readable(path)} has no train folder; give {alone} to use that split alone")
     if train is None:
         return _open_split(root), None
-    return _open_split(train), _open_split(val) if val else None
+    return _open_split(root / train), _open_split(root / val) if val else None
 
 
-def split_of(file: Path, root: Path) -> str:
-    """`train.tar`, `data/train-00000-of-00002.tar` and `train/0.tar` below `root` are all of split train."""
-    for part in reversed(file.relative_to(root).with_suffix("").parts):
-        word = part.replace("_", "-").split("-")[0].lower()
-        if word in TRAIN_NAMES + VAL_NAMES:
-            return word
-    return "train"
+def by_split(files: Iterable[Path], root: Path) -> dict[str, list[str]]:
+    """Group files below `root`; `train.tar`, `data/train-00000-of-00002.tar` and `train/0.tar` all are train."""
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        parts = file.relative_to(root).with_suffix("").parts
+        words = (part.replace("_", "-").split("-")[0].lower() for part in reversed(parts))
+        split = next((word for word in words if word in TRAIN_NAMES + VAL_NAMES), "train")
+        splits.setdefault(split, []).append(str(file))
+    return splits
 
 
 def find_splits(known: Container[str]) -> tuple[str | None, str | None]:
@@ -99,22 +107,13 @@ def _open_split(root: Path) -> ImageSet:
     if len(images):
         return images
     where = readable(str(root))
-    if any(_is_image(entry) for entry in root.iterdir()):
+    if _has_images(root):
         raise DataError(f"the images in {where} have no classes; move them into one subfolder per class")
     if images.class_names:
         raise DataError(
             f"the subfolders of {where} hold no images; put the images of each class into its subfolder"
         )
     raise DataError(f"{where} is empty; make one subfolder per class and put the images there")
-
-
-def _find_split(root: Path, names: tuple[str, ...]) -> Path | None:
-    """The split's folder. One that holds images itself is a class: `train` may be a vehicle."""
-    for name in names:
-        folder = root / name
-        if folder.is_dir() and (_subfolders(folder) or not any(_is_image(e) for e in folder.iterdir())):
-            return folder
-    return None
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -142,8 +141,8 @@ def _images(folder: str | Path, above: set[str]) -> Iterator[str]:
             yield entry.path
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in EXTENSIONS and not _hidden(path.name) and path.is_file()
+def _has_images(folder: Path) -> bool:
+    return any(e.suffix.lower() in EXTENSIONS and not _hidden(e.name) and e.is_file() for e in folder.iterdir())
 
 
 def _hidden(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from didicm.data.folder import find_splits, split_of
+from didicm.data.folder import by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, open_image
 from didicm.errors import reason
 
@@ -77,9 +77,7 @@ def _load_local(path: Path, uri: str) -> Any:
     found = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
     if not found:
         raise DataError(f"{uri} holds no parquet files; give a folder with train.parquet (and test.parquet)")
-    files: dict[str, list[str]] = {}
-    for file in found:
-        files.setdefault("train" if len(found) == 1 else split_of(file, path), []).append(str(file))
+    files = {"train": [str(found[0])]} if len(found) == 1 else by_split(found, path)
     try:
         return datasets.load_dataset("parquet", data_files=files)
     except Exception as error:  # pyarrow's and datasets' own kinds

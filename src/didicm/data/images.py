@@ -69,28 +69,21 @@ class ImageSet(ABC):
         images.channels = check_channels(channels)
         return images
 
-    def select(
-        self, indices: np.ndarray, labels: np.ndarray | None = None, class_names: list[str] | None = None
-    ) -> "ImageSet":
-        """Keep some images, if need be with other labels (one per kept image) and class names."""
-        return _Selection(self, indices, labels, class_names)
+    def select(self, indices: np.ndarray) -> "ImageSet":
+        """Keep some images, in the order given."""
+        return _Selection(self, indices)
 
 
 class _Selection(ImageSet):
-    def __init__(
-        self, base: ImageSet, indices: np.ndarray, labels: np.ndarray | None, class_names: list[str] | None
-    ) -> None:
-        self.indices = np.asarray(indices, dtype=np.int64)
-        self.base = base
-        self.labels = base.labels[self.indices] if labels is None else np.asarray(labels, dtype=np.int64)
-        self.class_names = base.class_names if class_names is None else class_names
-        self.channels = base.channels
+    def __init__(self, base: ImageSet, indices: np.ndarray) -> None:
+        self._base, self._indices = base, indices
+        self.labels, self.class_names, self.channels = base.labels[indices], base.class_names, base.channels
 
     def name(self, i: int) -> str:
-        return self.base.name(self.indices[i])
+        return self._base.name(self._indices[i])
 
     def original(self, i: int) -> Image.Image:
-        return self.base.original(self.indices[i])
+        return self._base.original(self._indices[i])
 
 
 class ArraySet(ImageSet):
@@ -244,7 +237,9 @@ def relabel(images: ImageSet, model_classes: Sequence[str]) -> ImageSet:
             f"the data has {some(unknown)}, but the known classes are {known}; rename or remove what is unknown"
         )
     table = np.array([index.get(normalise(name), -1) for name in images.class_names], dtype=np.int64)
-    return images.select(np.arange(len(images)), table[images.labels], list(model_classes))
+    same = images.select(np.arange(len(images)))
+    same.labels, same.class_names = table[images.labels], list(model_classes)
+    return same
 
 
 def some(names: Sequence[str]) -> str:

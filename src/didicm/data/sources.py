@@ -9,6 +9,7 @@ fashion-mini       3,000 small images that ship with this package
 The slashes may be left out.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from didicm.data.folder import FolderSet, open_folder
 from didicm.data.hf import open_hub
-from didicm.data.images import ArraySet, DataError, ImageSet, relabel
+from didicm.data.images import ArraySet, DataError, ImageSet, relabel, some
 from didicm.data.randomness import stratified_split
 from didicm.data.timm_reader import open_reader
 from didicm.data.transforms import EvalTransform
@@ -87,40 +88,33 @@ def find_transform(
     """What the network sees: size (at most `limit`) and colour come from some images where they are not given."""
     if size is None or channels is None:
         looked = np.linspace(0, len(data.train) - 1, min(LOOK_AT, len(data.train)), dtype=int)
-        images = [image for i in looked if (image := _try_open(data.train, int(i))) is not None]
+        images = []
+        for i in looked:
+            with suppress(Exception):  # a broken file can raise nearly anything; training names and counts it
+                image = data.train.original(int(i))
+                images.append((min(image.size), image.mode))
         if not images:
             raise DataError(f"none of the {len(looked)} images tried can be read; run didicm doctor {data.uri}")
-        size = size or min(limit, int(np.median([min(shape) for shape, _ in images])))
+        size = size or min(limit, int(np.median([side for side, _ in images])))
         channels = channels or (1 if all(mode in ("L", "1", "I;16", "I", "LA") for _, mode in images) else 3)
     return EvalTransform(size, channels, crop_pct=crop_pct, interpolation=interpolation)
-
-
-def _try_open(images: ImageSet, i: int) -> tuple[tuple[int, int], str] | None:
-    try:
-        image = images.original(i)
-        return image.size, image.mode
-    except Exception:  # a broken file can raise nearly anything; training names and counts it
-        return None
 
 
 def _open_fashion_mini() -> tuple[ImageSet, ImageSet | None]:
     with np.load(FASHION_MINI, allow_pickle=False) as file:
         names = [str(name) for name in file["class_names"]]
-        train, test = (
-            ArraySet(file[f"x_{split}"], file[f"y_{split}"], names, origin=f"fashion-mini/{split}")
-            for split in ("train", "test")
+        return (
+            ArraySet(file["x_train"], file["y_train"], names, origin="fashion-mini/train"),
+            ArraySet(file["x_test"], file["y_test"], names, origin="fashion-mini/test"),
         )
-    return train, test
 
 
 def _check(train: ImageSet, uri: str) -> None:
     if not len(train):
         raise DataError(f"{uri} holds no images; check the address")
     if len(train.class_names) < 2:
-        only = ", ".join(train.class_names)
-        raise DataError(f"{uri} has a single class ({only}); a classifier needs at least two")
+        raise DataError(f"{uri} has a single class ({train.class_names[0]}); a classifier needs at least two")
     counts = np.bincount(train.labels, minlength=len(train.class_names))
     empty = [train.class_names[k] for k in np.flatnonzero(counts == 0)]
     if empty and isinstance(train, FolderSet):  # others may list classes that they do not use
-        shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
-        raise DataError(f"{uri} has no training images of class {shown}; add images or remove the class")
+        raise DataError(f"{uri} has no training images of class {some(empty)}; add images or remove the class")

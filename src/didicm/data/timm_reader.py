@@ -13,21 +13,32 @@ from didicm.errors import reason
 class ReaderSet(ImageSet):
     """A map-style data set made by timm."""
 
-    def __init__(self, dataset: Any, origin: str) -> None:
-        self._dataset = dataset
-        self._reader = getattr(dataset, "reader", None)
-        self._origin = origin
-        self.labels = np.asarray(_labels(dataset), dtype=np.int64)
-        count = int(self.labels.max(initial=-1)) + 1
-        owner = self._reader or dataset
+    def __init__(self, name: str, root: str, split: str, uri: str) -> None:
+        from timm.data.dataset_factory import create_dataset
+        from torch.utils.data import IterableDataset
+
+        try:
+            dataset: Any = create_dataset(name, root=str(Path(root).expanduser()) if root else None, split=split)
+        except Exception as error:  # timm asserts, its readers raise what they like
+            raise DataError(f"timm cannot open {uri} ({reason(error)}); check its name and root") from error
+        if isinstance(dataset, IterableDataset):
+            raise DataError(f"{uri} is a stream, and training needs random access; use hf:// or wds:// instead")
+        reader: Any = getattr(dataset, "reader", None)
+        if hasattr(reader, "cache_tarfiles"):
+            reader.cache_tarfiles = False  # an open file is shared with forked workers, and so is its position
+        self._dataset, self._reader, self._origin = dataset, reader, uri
+        self.root = getattr(reader, "root", None)
+        self.labels = np.asarray(_labels(dataset, reader), dtype=np.int64)
+        owner = reader or dataset
         index = getattr(owner, "class_to_idx", None) or getattr(owner, "class_name_to_idx", None) or {}
         names = {k: str(name) for name, k in index.items()}
-        self.class_names = [names.get(k, str(k)) for k in range(max(count, max(names, default=-1) + 1))]
+        last = max([int(self.labels.max(initial=-1)), *names])
+        self.class_names = [names.get(k, str(k)) for k in range(last + 1)]
 
     def name(self, i: int) -> str:
-        if self._reader is not None:
-            return f"{self._origin}/{self._reader.filename(int(i))}"
-        return f"{self._origin}[{i}]"
+        if self._reader is None:
+            return f"{self._origin}[{i}]"
+        return f"{self._origin}/{self._reader.filename(int(i))}"
 
     def original(self, i: int) -> Image.Image:
         if self._reader is not None:
@@ -44,39 +55,18 @@ def open_reader(name: str) -> tuple[ImageSet, ImageSet | None]:
         name, root = "", name
     if not name and not root:
         raise DataError(f"{uri} does not exist; write timm://NAME, timm://NAME:ROOT or timm://PATH")
-    train = _create(name, root, "train", uri)
+    train = ReaderSet(name, root, "train", uri)
     try:
-        val = _create(name, root, "validation", uri)
+        val = ReaderSet(name, root, "validation", uri)
     except DataError:
-        return ReaderSet(train, uri), None
+        return train, None
     # Without a split of that name, timm opens the whole again.
-    same = _place(train) is not None and _place(train) == _place(val)
-    return ReaderSet(train, uri), None if same else ReaderSet(val, uri)
+    same = train.root is not None and train.root == val.root
+    return train, None if same else val
 
 
-def _create(name: str, root: str, split: str, uri: str) -> Any:
-    from timm.data.dataset_factory import create_dataset
-    from torch.utils.data import IterableDataset
-
-    try:
-        dataset: Any = create_dataset(name, root=str(Path(root).expanduser()) if root else None, split=split)
-    except Exception as error:  # timm asserts, its readers raise what they like
-        raise DataError(f"timm cannot open {uri} ({reason(error)}); check its name and root") from error
-    if isinstance(dataset, IterableDataset):
-        raise DataError(f"{uri} is a stream, and training needs random access; use hf:// or wds:// instead")
-    reader: Any = getattr(dataset, "reader", None)
-    if hasattr(reader, "cache_tarfiles"):
-        reader.cache_tarfiles = False  # an open file is shared with forked workers, and so is its position
-    return dataset
-
-
-def _place(dataset: Any) -> str | None:
-    return getattr(getattr(dataset, "reader", None), "root", None) if not hasattr(dataset, "train") else None
-
-
-def _labels(dataset: Any) -> Any:
+def _labels(dataset: Any, reader: Any) -> Any:
     """Labels without decoding, where the data set has a list of them."""
-    reader: Any = getattr(dataset, "reader", None)
     for owner in (dataset, reader):
         if getattr(owner, "targets", None) is not None:
             return owner.targets

@@ -7,11 +7,12 @@ import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 from PIL import Image
 
-from didicm.data.folder import EXTENSIONS, Strings, find_splits, split_of
+from didicm.data.folder import EXTENSIONS, Strings, by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, open_image, readable
 from didicm.errors import reason
 
@@ -19,18 +20,18 @@ from didicm.errors import reason
 class ShardSet(ImageSet):
     """Images inside tar files. A sample is the members that share a name: `0001.jpg` and `0001.cls`."""
 
-    def __init__(self, paths: list[str]) -> None:
-        self._paths = paths
-        members: list[str] = []
-        places: list[tuple[int, int, int]] = []
-        values: list[str] = []
-        for shard, path in enumerate(paths):
-            for member, offset, size, value in _index(path):
-                members.append(member)
-                places.append((shard, offset, size))
-                values.append(value)
-        self._members = Strings(members)
-        self._places = np.array(places, dtype=np.int64).reshape(-1, 3)
+    def __init__(self, paths: list[str], uri: str) -> None:
+        missing = [path for path in paths if not os.path.isfile(path)]
+        if missing:
+            raise DataError(f"the shard {missing[0]} of {uri} does not exist; check the range in the pattern")
+        samples = [(shard, *sample) for shard, path in enumerate(paths) for sample in _index(path)]
+        if not samples:
+            raise DataError(
+                f"{uri} holds no samples; a sample is an image and a .cls or .json member of the same name"
+            )
+        shards, members, offsets, sizes, values = zip(*samples, strict=True)
+        self._paths, self._members = paths, Strings(members)
+        self._places = np.array([shards, offsets, sizes], dtype=np.int64).T
         self.class_names, self.labels = names_and_labels(values)
         names = _read_names(Path(paths[0]).parent)
         if names is not None:
@@ -67,26 +68,12 @@ def open_shards(pattern: str) -> tuple[ImageSet, ImageSet | None]:
         paths = _expand(pattern)
         if not paths:
             raise DataError(f"{uri} matches no files; give a pattern such as wds://shards/train-{{000..009}}.tar")
-        return _open(paths, uri), None
-    splits: dict[str, list[str]] = {}
-    for path in sorted(folder.glob("*.tar")) + sorted(folder.glob("*/*.tar")):
-        splits.setdefault(split_of(path, folder), []).append(str(path))
+        return ShardSet(paths, uri), None
+    splits = by_split([*sorted(folder.glob("*.tar")), *sorted(folder.glob("*/*.tar"))], folder)
     train, val = find_splits(splits)
     if train is None:
         raise DataError(f"{uri} holds no training shards (*.tar); name the shards by a pattern")
-    return _open(splits[train], uri), _open(splits[val], uri) if val else None
-
-
-def _open(paths: list[str], uri: str) -> ShardSet:
-    missing = [path for path in paths if not os.path.isfile(path)]
-    if missing:
-        raise DataError(f"the shard {missing[0]} of {uri} does not exist; check the range in the pattern")
-    images = ShardSet(paths)
-    if not len(images):
-        raise DataError(
-            f"{uri} holds no samples; a sample is an image and a .cls or .json member of the same name"
-        )
-    return images
+    return ShardSet(splits[train], uri), ShardSet(splits[val], uri) if val else None
 
 
 def _index(path: str) -> Iterator[tuple[str, int, int, str]]:
@@ -105,9 +92,9 @@ def _index(path: str) -> Iterator[tuple[str, int, int, str]]:
                 if extension in EXTENSIONS:
                     images[key] = (member.name, member.offset_data, member.size)
                 elif extension == ".cls":
-                    values[key] = _content(tar, member).decode().strip()
+                    values[key] = cast(IO[bytes], tar.extractfile(member)).read().decode().strip()
                 elif extension == ".json" and key not in values:
-                    record = json.loads(_content(tar, member))
+                    record = json.loads(cast(IO[bytes], tar.extractfile(member)).read())
                     label = next((record[k] for k in ("label", "cls") if k in record), None)
                     if label is not None:
                         values[key] = str(label)
@@ -123,11 +110,6 @@ def _index(path: str) -> Iterator[tuple[str, int, int, str]]:
         yield name, offset, size, values[key]
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    return file.read() if file is not None else b""
-
-
 def _expand(pattern: str) -> list[str]:
     """Expand `{000..009}` and `{a,b}`, then globs."""
     braces = re.search(r"\{([^{}]*)\}", pattern)
@@ -136,7 +118,7 @@ def _expand(pattern: str) -> list[str]:
         return sorted(glob.glob(path)) if glob.has_magic(path) else [path]
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
     if numbers:
-        first, last = numbers[1], numbers[2]
+        first, last = numbers.groups()
         options = [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     else:
         options = braces[1].split(",")
