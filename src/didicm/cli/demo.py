@@ -48,7 +48,7 @@ class DemoOptions:
 def main(argv: list[str]) -> int:
     """Run the comparison, or with --solvers the demonstration of the solvers without training."""
     if "--solvers" in argv:
-        from didicm.report.solvers import main as solvers
+        from didicm.cli.solvers import main as solvers
 
         solvers([argument for argument in argv if argument != "--solvers"])
         return 0

@@ -1,10 +1,11 @@
-"""A demonstration without training: every solver gets the exact score, and should recover the true posterior.
+"""`didicm demo --solvers`: without training, every solver should recover a known posterior.
 
-Then it gets a noisy score, as a trained network would give it.
+First it gets the exact score, then a noisy one, as a trained network would give it.
 """
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -14,35 +15,46 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from didicm.cli.flags import parse
 from didicm.diffusion import Sampler, Step, UniformProcess
 from didicm.diffusion.solver import ExactScore
+from didicm.report.style import looks
+from didicm.values import Natural, Range
 
 SAMPLERS = {
-    "exact, score at midpoint": Sampler(),
-    "exact, score at start": Sampler(score_time="start"),
+    "exact, midpoint": Sampler(),
+    "exact, start": Sampler(score_time="start"),
     "Euler (the paper)": Sampler(solver="euler"),
     "Euler, as released": Sampler(solver="official"),
     "labels, 16 chains": Sampler("cl"),
 }
-STYLES = [("#000000", "o-"), ("#0072B2", "s--"), ("#E69F00", "^-"), ("#D55E00", "v:"), ("#009E73", "D-.")]
 STEPS = [1, 2, 4, 8, 16, 32]
 SCORES = {"exact score: all error is the solver's": 0.0, "noisy score: as a network gives it": 0.3}
 
 
+@dataclass(frozen=True)
+class SolverOptions:
+    """Options of `didicm demo --solvers`.
+
+    Args:
+        out: where to save the picture
+        classes: number of classes
+        images: number of posteriors to recover
+    """
+
+    out: Path = Path("demo/solvers.png")
+    classes: Annotated[int, Range(10)] = 1000
+    images: Natural = 64
+
+
 def main(argv: list[str]) -> None:
     """Measure, draw, and say where the picture is."""
-    parser = argparse.ArgumentParser(prog="didicm demo --solvers", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--out", type=Path, default=Path("demo/solvers.png"), help="where to save the picture")
-    parser.add_argument("--classes", type=int, default=1000, help="number of classes (default 1000)")
-    parser.add_argument("--images", type=int, default=64, help="number of posteriors to recover (default 64)")
-    arguments = parser.parse_args(argv)
-    if arguments.classes < 10 or arguments.images < 1:
-        parser.error("--classes must be at least 10 and --images at least 1")
-
+    text = "Show how each solver recovers a known posterior from exact and from noisy scores."
+    options = parse(argv, SolverOptions, command="demo --solvers", description=text)
     console = Console()
     torch.manual_seed(0)
-    process, truth = UniformProcess(arguments.classes), true_posteriors(arguments.images, arguments.classes)
-    console.print(f"Recovering {arguments.images} known posteriors over {arguments.classes} classes.")
+    process, truth = UniformProcess(options.classes), true_posteriors(options.images, options.classes)
+    console.print(f"Recovering {options.images} known posteriors over {options.classes} classes.")
     runs = [(score, name, steps) for score in SCORES for name in SAMPLERS for steps in STEPS]
     distance = {}
     for score, name, steps in track(runs, "measuring", console=console):
@@ -55,8 +67,8 @@ def main(argv: list[str]) -> None:
         for name in SAMPLERS:
             table.add_row(name, *(f"{distance[score, name, steps]:.2g}" for steps in STEPS))
         console.print(table)
-    draw(distance, process, truth[:1], arguments.out)
-    console.print(f"Picture: {arguments.out.resolve()}")
+    draw(distance, process, truth[:1], options.out)
+    console.print(f"Picture: {options.out.resolve()}")
 
 
 def true_posteriors(count: int, num_classes: int) -> Tensor:
@@ -74,9 +86,9 @@ def draw(distance: dict[tuple[str, str, int], float], process: UniformProcess, t
     grid = figure.add_gridspec(2, 1, height_ratios=[1.25, 1])
     top, bottom = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     for axes, score in zip(top.subplots(1, 2), SCORES, strict=True):
-        for name, (colour, style) in zip(SAMPLERS, STYLES, strict=True):
+        for name, look in looks((name, False) for name in SAMPLERS).items():
             values = [max(distance[score, name, steps], 1e-9) for steps in STEPS]
-            axes.plot(STEPS, values, style, color=colour, label=name)
+            axes.plot(STEPS, values, label=name, **look._asdict())
         axes.set(xscale="log", yscale="log", xlabel="steps", title=score)
         axes.set_xticks(STEPS, [str(steps) for steps in STEPS])
         axes.grid(alpha=0.3)
@@ -84,11 +96,9 @@ def draw(distance: dict[tuple[str, str, int], float], process: UniformProcess, t
     top.axes[1].legend(frameon=False)
 
     best = truth[0].topk(4).indices
-    for axes, (name, sampler) in zip(
-        bottom.subplots(1, len(SAMPLERS), sharey=True), SAMPLERS.items(), strict=True
-    ):
+    for axes, name in zip(bottom.subplots(1, len(SAMPLERS), sharey=True), SAMPLERS, strict=True):
         trajectory: list[Step] = []
-        sampler(ExactScore(), truth, process, trajectory.append)
+        SAMPLERS[name](ExactScore(), truth, process, trajectory.append)
         times = [1.0, *(step.time for step in trajectory)]
         states = np.stack([np.full(4, 1 / process.num_classes), *(step.probs[0, best] for step in trajectory)])
         for state, target, shade in zip(states.T, truth[0, best].tolist(), (0.0, 0.3, 0.5, 0.7), strict=True):
