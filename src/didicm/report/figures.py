@@ -33,10 +33,10 @@ def over_columns(panels: Sequence[Panel], metrics: Sequence[Metric], *, gains: b
     metrics = [metric for metric in metrics if any(metric in panel.metrics for panel, _ in shown)]
     if not metrics:
         return None
-    palette = looks((_label(line), line.method.baseline and not gains) for _, lines in shown for line in lines)
+    palette = looks((str(line), line.method.baseline and not gains) for _, lines in shown for line in lines)
     wide = max(len(panel.columns) for panel, _ in shown) > ACROSS
     columns, rows = (len(shown), len(metrics)) if len(shown) > 1 else (len(metrics), 1)
-    figure, axes = make_axes(columns, rows, size=(5.6 if wide else 4.2, 4.2))
+    figure, axes = make_axes(columns * rows, columns, size=(5.6 if wide else 4.2, 4.2))
     for plot, (metric, (panel, lines)) in zip(axes, product(metrics, shown), strict=True):
         source = ("published: " if panel.published else "ours: ") if len(shown) > 1 else ""
         plot.set_title(f"{source}{_axis_name(metric, gains)}")
@@ -53,12 +53,12 @@ def _draw_lines(
 ) -> None:
     steps = [column for column in panel.columns if isinstance(column, int)]
     for k, line in enumerate(lines):
-        look, found = palette[_label(line)], [(i, x) for i, x in enumerate(line.values[metric]) if x]
+        look, found = palette[str(line)], [(i, x) for i, x in enumerate(line.values[metric]) if x]
         look = look if have_order(panel.columns) else look._replace(linestyle="")
         shift = 0.06 * (k - (len(lines) - 1) / 2)
         # Over steps there are too many points for intervals.
         points = [(steps[i], Estimate(x.mean)) if steps else (i + shift, x) for i, x in found]
-        _draw(plot, points, metric, look, _label(line), gains)
+        _draw(plot, points, metric, look, str(line), gains)
     if steps:
         _log_axis(plot, "steps")
     else:
@@ -99,7 +99,7 @@ def calls_against_quality(
         for condition in conditions[: ACROSS - bool(theirs)]:
             plots.append((column_name(condition), metric, _curves(rows.select(condition=condition), metric)))
     palette = looks(curve for _, _, curves in plots for curve in curves)
-    figure, axes = make_axes(len(plots) // 2, 2, size=(3.8, 3.2))
+    figure, axes = make_axes(len(plots), len(plots) // 2, size=(3.8, 3.2))
     for plot, (title, metric, curves) in zip(axes, plots, strict=True):
         for (name, baseline), values in curves.items():
             points, look = sorted(values.items()), palette[name]
@@ -107,7 +107,7 @@ def calls_against_quality(
                 level = metric.scale * points[0][1].mean
                 plot.axhline(level, color=look.color, linestyle=look.linestyle, label=name)
             else:
-                _draw(plot, points, metric, look, name)
+                _draw(plot, points, metric, look, name, gains=False)
         _log_axis(plot, "network calls")
         plot.set(title=title if metric == TOP1 else "", ylabel=_axis_name(metric))
         if not curves:
@@ -132,7 +132,7 @@ def _curves(rows: Rows, metric: Metric) -> Curves:
 
 def reliability_diagrams(stored: Stored, rows: Rows, condition: Condition) -> Figure:
     """Confidence against accuracy in the bins of the ECE, with the gap between them, as trained."""
-    figure, axes = _grid(len(stored), 3.9, "accuracy")
+    figure, axes = make_axes(len(stored), ACROSS, size=(3.2, 3.9), ylabel="accuracy")
     palette = _palette(stored)
     for plot, (entry, (probs, labels)) in zip(axes, stored.items(), strict=True):
         curve, look = reliability(probs, labels, BINS), palette[str(entry)]
@@ -153,7 +153,7 @@ def reliability_diagrams(stored: Stored, rows: Rows, condition: Condition) -> Fi
 
 def risk_coverage_curves(stored: Stored, condition: Condition) -> Figure:
     """Share of errors when only the most confident answers are given."""
-    figure, (plot,) = make_axes(1, size=(6.4, 4.6))
+    figure, (plot,) = make_axes(1, 1, size=(6.4, 4.6))
     palette = _palette(stored)
     for entry, (probs, labels) in stored.items():
         curve = risk_coverage(probs, labels)
@@ -168,7 +168,7 @@ def risk_coverage_curves(stored: Stored, condition: Condition) -> Figure:
 
 def entropies(stored: Stored, condition: Condition) -> Figure:
     """Entropy of right and of wrong answers, as trained."""
-    figure, axes = _grid(len(stored), 3.4, "share of the images")
+    figure, axes = make_axes(len(stored), ACROSS, size=(3.2, 3.4), ylabel="share of the images")
     for plot, (entry, (probs, labels)) in zip(axes, stored.items(), strict=True):
         bars = entropy_histogram(probs, labels, 15)
         total = bars.right.sum() + bars.wrong.sum()
@@ -195,12 +195,7 @@ def load_stored(rows: Rows, condition: Condition, folder: Path, *, scaled: bool 
 
 
 def _draw(
-    plot: Axes,
-    points: Sequence[tuple[float, Estimate]],
-    metric: Metric,
-    look: Look,
-    label: str,
-    gains: bool = False,
+    plot: Axes, points: Sequence[tuple[float, Estimate]], metric: Metric, look: Look, label: str, gains: bool
 ) -> None:
     """Draw means with their intervals, cut at the metric's bounds; a gain is better the higher it is."""
     at, values = [x for x, _ in points], [-y if gains and metric.sign < 0 else y for _, y in points]
@@ -211,16 +206,6 @@ def _draw(
     plot.errorbar(at, metric.scale * means, error, **look._asdict(), capsize=3, elinewidth=1.2, label=label)
 
 
-def _grid(count: int, height: float, ylabel: str) -> tuple[Figure, list[Axes]]:
-    columns = min(count, ACROSS)
-    figure, axes = make_axes(columns, -(-count // columns), size=(3.2, height), sharey=True)
-    for spare in axes[count:]:
-        spare.remove()
-    for plot in axes[:count:columns]:
-        plot.set_ylabel(ylabel)
-    return figure, axes[:count]
-
-
 def _palette(entries: Iterable[Entry]) -> dict[str, Look]:
     return looks((str(entry), entry.method.baseline) for entry in entries)
 
@@ -229,10 +214,6 @@ def _log_axis(plot: Axes, label: str) -> None:
     plot.set_xscale("log", base=2)
     plot.xaxis.set_major_formatter("{x:g}")
     plot.set_xlabel(label)
-
-
-def _label(line: Line) -> str:
-    return f"{line.name} over {line.over}" if line.over else line.name
 
 
 def _axis_name(metric: Metric, gains: bool = False) -> str:

@@ -24,6 +24,9 @@ class Line:
     calls: int | None = None  # network calls per image, of a published line
     over: str = ""  # the baseline's name, for a gain
 
+    def __str__(self) -> str:
+        return f"{self.name} over {self.over}" if self.over else self.name
+
 
 @dataclass(frozen=True)
 class Panel:

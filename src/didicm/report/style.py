@@ -54,11 +54,18 @@ def looks(lines: Iterable[tuple[str, bool]]) -> dict[str, Look]:
 
 
 def make_axes(
-    columns: int, rows: int = 1, *, size: tuple[float, float], sharey: bool = False
+    count: int, across: int, *, size: tuple[float, float], ylabel: str = ""
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of plots of one size each in inches, row by row."""
+    """A figure of plots of one size each in inches, row by row; a `ylabel` is for all of them and their axis."""
+    columns = min(count, across)
+    rows = -(-count // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=bool(ylabel)).flat)
+    for spare in axes[count:]:
+        spare.remove()
+    for plot in axes[:count:columns]:
+        plot.set_ylabel(ylabel)
+    return figure, axes[:count]
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:

@@ -1,7 +1,7 @@
 """The tables of a report: every entry under every condition, differences, cost, and the layouts of the paper."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -21,9 +21,13 @@ class Table:
     title: str
     header: list[str]
     rows: list[list[str]]
-    groups: list[int] = field(default_factory=list)  # rows that head a group
     note: str = ""
     spare: tuple[str, ...] = ()  # columns to leave out where there is no room, the most dispensable first
+
+    @property
+    def groups(self) -> list[int]:
+        """Rows that head a group: they have a name and nothing else."""
+        return [i for i, row in enumerate(self.rows) if not any(row[1:])]
 
     def to_rich(self, width: int = 1000) -> RichTable:
         """For a screen of so many characters."""
@@ -61,9 +65,7 @@ def main_table(rows: Rows) -> Table:
     """Every entry under every condition."""
     metrics = [m for m in METRICS if rows.values(m)]
     body: list[list[str]] = []
-    groups = []
     for condition in rows.conditions():
-        groups.append(len(body))
         body.append([str(condition)] + [""] * (len(metrics) + 2))
         for entry in rows.entries():
             if found := rows.select(entry, condition):
@@ -76,7 +78,7 @@ def main_table(rows: Rows) -> Table:
         note += "; T: temperature-scaled (fitted on held-out training images)"
     note += "; M: millions of multiply-adds per image"
     header = ["", *(m.heading for m in metrics), "calls", "M"]
-    return Table("Test images", header, body, groups, note, ("Brier, T", "AURC, T %", "ECE %", "NLL", "M"))
+    return Table("Test images", header, body, note, ("Brier, T", "AURC, T %", "ECE %", "NLL", "M"))
 
 
 def difference_table(rows: Rows) -> Table:
@@ -85,9 +87,7 @@ def difference_table(rows: Rows) -> Table:
     entries = rows.entries()
     pairs = [(e, baseline) for e in entries if not e.method.baseline for baseline in baselines_of(e, entries)]
     body: list[list[str]] = []
-    groups = []
     for condition in [*rows.conditions(), None]:
-        groups.append(len(body))
         body.append([str(condition) if condition else "all conditions together"] + [""] * len(metrics))
         for entry, baseline in pairs:
             ours, theirs = rows.select(entry, condition), rows.select(baseline, condition)
@@ -97,7 +97,7 @@ def difference_table(rows: Rows) -> Table:
                 body.append([f"  {entry} {MINUS} {baseline}", *shown])
     note = "± half of the 95 % interval over seeds, paired by condition and seed; * where it lies on one side of 0"
     spare = tuple(metrics[i].heading for i in (2, 4, 3))
-    return Table("Differences", ["", *(m.heading for m in metrics)], body, groups, note, spare)
+    return Table("Differences", ["", *(m.heading for m in metrics)], body, note, spare)
 
 
 def cost_table(rows: Rows) -> Table:
@@ -112,7 +112,7 @@ def cost_table(rows: Rows) -> Table:
         body.append([str(entry), *quality, *cost, f"{rows.cost_ratio(entry):.1f} x", training])
     header = ["", "top-1 %", str(nll), "M parameters", "calls", "M multiply-adds", "ratio", "training, s"]
     note = "means over all conditions; multiply-adds per image at the largest resolution"
-    return Table("Cost", header, body, note=note, spare=("M parameters", "training, s", "M multiply-adds"))
+    return Table("Cost", header, body, note, ("M parameters", "training, s", "M multiply-adds"))
 
 
 def panel_table(panel: Panel) -> Table:
