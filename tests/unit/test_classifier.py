@@ -51,9 +51,9 @@ ALL = {
 every = pytest.mark.parametrize("kind", ALL)
 
 
-def batch(size=4):
+def batch(size=4, pixels=16):
     torch.manual_seed(1)
-    return torch.randn(size, 3, 16, 16), F.one_hot(torch.arange(size) % 5, 5).float()
+    return torch.randn(size, 3, pixels, pixels), F.one_hot(torch.arange(size) % 5, 5).float()
 
 
 @every
@@ -88,8 +88,8 @@ def test_an_image_gets_the_same_posterior_alone_and_in_a_batch(kind, method):
 @every
 def test_training_lowers_the_loss(kind):
     classifier = ALL[kind]().train()
-    image, target = batch(8)
-    optimizer = torch.optim.AdamW(classifier.parameters(), lr=3e-3)
+    image, target = batch(8, pixels=8)
+    optimizer = torch.optim.AdamW(classifier.parameters(), lr=1e-2)
 
     def held():
         torch.manual_seed(7)
@@ -97,7 +97,7 @@ def test_training_lowers_the_loss(kind):
             return sum(classifier.loss(image, target).item() for _ in range(20))
 
     before = held()
-    for _ in range(150):
+    for _ in range(60):
         optimizer.zero_grad()
         classifier.loss(image, target).backward()
         torch.nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
@@ -117,7 +117,8 @@ def test_the_loss_works_under_autocast(kind):
     assert torch.allclose(loss, exact, rtol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["score", "posterior", "marginal"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["posterior", "marginal"])
 def test_the_loss_can_be_compiled(kind):
     classifier, (image, target) = ALL[kind](), batch()
     compiled = torch.compile(Loss(classifier), backend="aot_eager")
@@ -144,7 +145,8 @@ def _train_in_two_processes(rank, address, gradients):
 def test_the_loss_works_in_ddp(tmp_path):
     with mp.Manager() as manager:
         gradients = manager.dict()
-        mp.spawn(_train_in_two_processes, (f"file://{tmp_path}/rendezvous", gradients), nprocs=2)
+        arguments = f"file://{tmp_path}/rendezvous", gradients
+        mp.start_processes(_train_in_two_processes, arguments, nprocs=2, start_method="fork")
         results = dict(gradients)
     expected = []
     for rank in range(2):
@@ -174,7 +176,7 @@ def test_mixed_precision_wrappers_do_not_round_targets_and_random_numbers():
 @torch.no_grad()
 def repeated_losses(classifier, count):
     """The loss of one batch (count,), with noise drawn anew each time."""
-    image, target = batch()
+    image, target = batch(pixels=8)
     torch.manual_seed(0)
     u = torch.rand(count * len(image), classifier.draws_per_image, classifier.numbers_per_draw)
     losses = classifier.eval().losses(image.repeat(count, 1, 1, 1), target.repeat(count, 1), u)
@@ -319,7 +321,10 @@ def test_networks_of_ones_own_are_welcome():
     ("make", "says"),
     [
         (lambda: standard("hinge"), "objective must be one of"),
-        (lambda: DiffusionClassifier(create_model("didirn8", **SMALL), UniformProcess(6)), "5 classes, the process 6"),
+        (
+            lambda: DiffusionClassifier(create_model("didirn8", **SMALL), UniformProcess(6)),
+            "5 classes, the process 6",
+        ),
         (lambda: diffusion(draws_per_image=0), "draws_per_image must be at least 1"),
         (lambda: diffusion(label_proposal=1.0), "label_proposal must lie in"),
         (lambda: Ensemble([]), "needs members"),

@@ -65,8 +65,9 @@ def convolutions(model):
     ]
 
 
-@pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("stem", ["resnet", "small", "tiny"])
+@pytest.mark.parametrize(
+    ("name", "stem"), [*((name, "resnet") for name in SCORES), ("didirn50", "small"), ("didirn18", "tiny")]
+)
 def test_the_baseline_differs_in_the_head_only(name, stem):
     arguments = {} if name == "backbone_score" else {"stem": stem}
     with torch.device("meta"):

@@ -67,6 +67,7 @@ def test_wide_convolutions_say_the_same(winograd_calls):
     assert len(winograd_calls) == 2 * 3
 
 
+@pytest.mark.slow
 def test_compiled_says_the_same(winograd_calls):
     classifier = DiffusionClassifier(create_model("didirn8", layout="official", **SMALL)).eval()
     randomise_statistics(classifier.model)
