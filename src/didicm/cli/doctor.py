@@ -1,38 +1,45 @@
 """`didicm doctor`: look at the data before training."""
 
-import argparse
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
+from didicm.cli.flags import parse
 from didicm.data import DataError, TrainTransform, find_transform, open_data
 from didicm.data.doctor import Findings, Look, examine, save_examples, spread
+from didicm.progress import ProgressDisplay
 from didicm.settings import load_recipe
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Options of `didicm doctor`.
+
+    Args:
+        data: where the images are, as for didicm train --data
+        recipe: whose transforms to draw
+        examples: where to draw what the transforms do
+    """
+
+    data: str
+    recipe: str = "small"
+    examples: Path = Path("doctor.png")
 
 
 def main(argv: list[str]) -> int:
     """Examine the data, print the findings; exit code 1 when there are problems."""
-    parser = argparse.ArgumentParser(
-        prog="didicm doctor",
-        description="Scan images before training: unreadable files, tiny classes, imbalance, duplicates, sizes.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("data", help="where the images are, as for didicm train --data")
-    parser.add_argument("--recipe", default="small", help="whose transforms to draw (default small)")
-    parser.add_argument(
-        "--examples", type=Path, default=Path("doctor.png"), help="where to draw what the transforms do"
-    )
-    arguments = parser.parse_args(argv)
+    text = "Scan images before training: unreadable files, tiny classes, imbalance, duplicates, sizes."
+    options = parse(argv, DoctorOptions, command="doctor", description=text, positional=["data"])
     console = Console(soft_wrap=True)
-    config = load_recipe(arguments.recipe)
-    data = open_data(arguments.data, strict=False)
+    config = load_recipe(options.recipe)
+    image = config.image
+    data = open_data(options.data, strict=False)
     try:
-        image = config.image
         transform = find_transform(
             data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation
         )
@@ -40,8 +47,8 @@ def main(argv: list[str]) -> int:
         console.print(escape(str(error)))
     else:
         data = data.with_channels(transform.channels)
-        save_examples(data.train, TrainTransform(config.augment, transform), arguments.examples)
-        console.print(f"What the transforms do to three images: {escape(str(arguments.examples))}")
+        save_examples(data.train, TrainTransform(config.augment, transform), options.examples)
+        console.print(f"What the transforms do to three images: {escape(str(options.examples))}")
     findings = examine(data, partial(_track, console))
     for part in render(findings):
         console.print(part)
@@ -82,8 +89,8 @@ def _slashed(values: Iterable[int]) -> str:
 
 
 def _track(console: Console, looks: Iterable[Look], split: str, count: int) -> Iterable[Look]:
-    """A bar on a terminal, one line elsewhere."""
-    if console.is_terminal:
-        return track(looks, f"looking at {split}", total=count, console=console, transient=True)
     console.print(f"looking at {count:,} images of {split}")
-    return looks
+    with ProgressDisplay(console, count) as progress:
+        for done, look in enumerate(looks, 1):
+            progress.update(done)
+            yield look

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from os import cpu_count
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from didicm.data.images import DataError, ImageSet, UnreadableImageError, stack
+from didicm.data.images import DataError, ImageSet, UnreadableImageError, some, stack
 from didicm.data.randomness import keys, preserved
 from didicm.data.sources import Data
 from didicm.data.transforms import TrainTransform
@@ -74,7 +75,7 @@ class Findings:
             if split and split.unreadable:
                 found.append(f"{_count(split.unreadable, f'unreadable {name}')} to repair or remove")
         if self.train.empty:
-            found.append(f"no training images of {_some(self.train.empty)}; add images or remove the class")
+            found.append(f"no training images of {some(self.train.empty)}; add images or remove the class")
         if self.leaks:
             found.append(f"{_count(self.leaks, 'validation')} duplicated in training; remove one of each pair")
         return found
@@ -84,7 +85,7 @@ class Findings:
         """What does not stand in the way of training, but should be known."""
         found = []
         if self.train.tiny:
-            few = _some(self.train.tiny)
+            few = some(self.train.tiny)
             found.append(f"fewer than {TINY_CLASS} training images of {few}; expect low accuracy there")
         if self.train.imbalance >= IMBALANCED:
             found.append(f"the largest class has {self.train.imbalance:.0f} times the images of the smallest")
@@ -113,7 +114,6 @@ class Look:
 
 
 Track = Callable[[Iterable[Look], str, int], Iterable[Look]]
-Place = tuple[str, int]  # split and index
 
 
 def examine(data: Data, track: Track = lambda looks, split, count: looks) -> Findings:
@@ -126,52 +126,55 @@ def examine(data: Data, track: Track = lambda looks, split, count: looks) -> Fin
             for split, images in splits.items()
         }
     found = {split: _summarise(images, looks[split]) for split, images in splits.items()}
-    pairs = list(_duplicates(splits, looks))
-    return Findings(
-        data.uri,
-        found["train"],
-        found.get("val"),
-        leaks=[(splits[a].name(i), splits[b].name(j)) for (a, i), (b, j) in pairs if (a, b) == ("train", "val")],
-        contradictions=[
-            (splits[a].name(i), splits[b].name(j))
-            for (a, i), (b, j) in pairs
-            if splits[a].labels[i] != splits[b].labels[j]
-        ],
-    )
+    first: dict[bytes, tuple[str, int]] = {}
+    leaks, contradictions = [], []
+    for split, images in splits.items():  # train comes first, so a leak is always (train, val)
+        for i, look in enumerate(looks[split]):
+            if not look.digest:
+                continue
+            place, j = first.setdefault(look.digest, (split, i))
+            pair = splits[place].name(j), images.name(i)
+            if place != split:
+                leaks.append(pair)
+            if splits[place].labels[j] != images.labels[i]:
+                contradictions.append(pair)
+    return Findings(data.uri, found["train"], found.get("val"), leaks, contradictions)
 
 
 def save_examples(images: ImageSet, transform: TrainTransform, path: Path, seed: int = 0) -> None:
     """Save a PNG of three images: the original, three augmented views, and what evaluation sees."""
-    rows = list(_readable(images, seed, 3))
+    rows: list[Image.Image] = []
+    for i in np.random.default_rng(seed).permutation(len(images)):
+        with suppress(UnreadableImageError):
+            rows.append(images.load(int(i)))
+        if len(rows) == 3:
+            break
     sheet = Image.new("RGB", (len(COLUMNS) * (TILE + GAP) + GAP, HEADER + len(rows) * (TILE + GAP) + GAP), "white")
     draw = ImageDraw.Draw(sheet)
     for column, title in enumerate(COLUMNS):
         draw.text((GAP + column * (TILE + GAP), 4), title, fill="black")
     for row, image in enumerate(rows):
         for column, tile in enumerate([image, *_views(image, transform, keys(seed, row, np.arange(3)))]):
-            fitted = _fit(tile.convert("RGB"))
-            left = GAP + column * (TILE + GAP) + (TILE - fitted.width) // 2
-            top = HEADER + GAP + row * (TILE + GAP) + (TILE - fitted.height) // 2
-            sheet.paste(fitted, (left, top))
+            scale = TILE / max(tile.size)
+            width, height = (max(1, round(side * scale)) for side in tile.size)
+            method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC
+            left = GAP + column * (TILE + GAP) + (TILE - width) // 2
+            top = HEADER + GAP + row * (TILE + GAP) + (TILE - height) // 2
+            sheet.paste(tile.convert("RGB").resize((width, height), method), (left, top))
     try:
         write_files(path.parent, {path.name: lambda part: sheet.save(part, "PNG")})
     except OSError as error:
-        raise DataError(
-            f"the examples cannot be saved at {path} ({reason(error)}); choose another place"
-        ) from error
+        why = reason(error)
+        raise DataError(f"the examples cannot be saved at {path} ({why}); choose another place") from error
 
 
 def _look_at(images: ImageSet, i: int) -> Look:
-    try:
-        mode = images.original(i).mode
-    except Exception:  # `load` says it better
-        mode = ""
     try:
         image = images.load(i)
     except UnreadableImageError as error:
         return Look(problem=str(error))
     pixels = hashlib.blake2b(repr(image.size).encode() + image.tobytes(), digest_size=16)
-    return Look(mode, image.size, pixels.digest())
+    return Look(images.original(i).mode, image.size, pixels.digest())
 
 
 def _summarise(images: ImageSet, looks: list[Look]) -> SplitFindings:
@@ -187,15 +190,6 @@ def _summarise(images: ImageSet, looks: list[Look]) -> SplitFindings:
     )
 
 
-def _duplicates(splits: dict[str, ImageSet], looks: dict[str, list[Look]]) -> Iterator[tuple[Place, Place]]:
-    """Each image (split, index) that has been seen before, after the first of its kind."""
-    first: dict[bytes, Place] = {}
-    for split in splits:  # train comes first, so a leak is always (train, val)
-        for i, look in enumerate(looks[split]):
-            if look.digest and first.setdefault(look.digest, (split, i)) != (split, i):
-                yield first[look.digest], (split, i)
-
-
 def spread(values: list[int]) -> tuple[int, int, int]:
     """Smallest, median, largest."""
     return (min(values), int(np.median(values)), max(values)) if values else (0, 0, 0)
@@ -205,21 +199,6 @@ def _count(images: Sized, split: str) -> str:
     return f"{len(images)} {split} image{'s' if len(images) > 1 else ''}"
 
 
-def _some(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _readable(images: ImageSet, seed: int, count: int) -> Iterator[Image.Image]:
-    for i in np.random.default_rng(seed).permutation(len(images)):
-        try:
-            yield images.load(int(i))
-        except UnreadableImageError:
-            continue
-        count -= 1
-        if not count:
-            return
-
-
 def _views(image: Image.Image, transform: TrainTransform, key: np.ndarray) -> list[Image.Image]:
     """Through the very transforms that training and evaluation use, and back to pixels."""
     with preserved():
@@ -227,9 +206,3 @@ def _views(image: Image.Image, transform: TrainTransform, key: np.ndarray) -> li
     seen = torch.cat([transform.finish(prepared, key), transform.eval_transform(image)[None]])
     pixels = transform.eval_transform.restore(seen).permute(0, 2, 3, 1).squeeze(-1).numpy()
     return [Image.fromarray(view) for view in pixels]
-
-
-def _fit(image: Image.Image) -> Image.Image:
-    scale = TILE / max(image.size)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC)

@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def open_hub(name: str) -> tuple[ImageSet, ImageSet | None]:
     uri = f"hf://{name}"
     path = Path(name).expanduser()
     if path.exists():
-        splits = _load_local(path, uri)
+        splits = _load_local(datasets, path, uri)
     elif name.startswith(("/", ".", "~")) or name.endswith(".parquet") or not name:
         raise DataError(f"{name!r} does not exist; give a parquet file, a folder of them, or a name on the hub")
     else:
@@ -69,8 +70,7 @@ def open_hub(name: str) -> tuple[ImageSet, ImageSet | None]:
     return HubSet(splits[train], f"{uri}/{train}"), HubSet(splits[val], f"{uri}/{val}") if val else None
 
 
-def _load_local(path: Path, uri: str) -> Any:
-    datasets = import_module("datasets")
+def _load_local(datasets: ModuleType, path: Path, uri: str) -> Any:
     if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
         saved = datasets.load_from_disk(str(path))
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
@@ -87,7 +87,6 @@ def _load_local(path: Path, uri: str) -> Any:
 
 def _column(rows: Any, origin: str, names: tuple[str, ...], kind: type) -> str:
     by_kind = [str(column) for column, feature in rows.features.items() if isinstance(feature, kind)]
-    for column in (*names, *by_kind):
-        if column in rows.features:
-            return column
+    if found := [name for name in names if name in rows.features] + by_kind:
+        return found[0]
     raise DataError(f"{origin} has no column {names[0]!r}, only {', '.join(rows.features)}; rename the right one")

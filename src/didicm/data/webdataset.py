@@ -132,9 +132,7 @@ def _read_names(folder: Path) -> list[str] | None:
             if file.is_file():
                 return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         info = place / "_info.json"
-        if info.is_file():
-            record = json.loads(info.read_text(encoding="utf-8"))
-            names = record.get("class_names") or record.get("classes")
-            if names:
-                return [str(name) for name in names]
+        record = json.loads(info.read_text(encoding="utf-8")) if info.is_file() else {}
+        if names := record.get("class_names") or record.get("classes"):
+            return [str(name) for name in names]
     return None

@@ -15,7 +15,6 @@ from didicm.data import (
     make_loader,
     open_data,
 )
-from didicm.data.randomness import epoch_order, occurrences
 
 EVAL = EvalTransform(size=16)
 NONE, SMALL = Augment(), Augment(pad=2, hflip=0.5)
@@ -113,17 +112,6 @@ def test_repeats_are_different_views_dealt_to_different_ranks(images):
         assert torch.equal(batches[0][2], batches[1][2])
         assert torch.equal(batches[0][2], batches[2][2])
         assert not torch.equal(batches[0][0], batches[1][0])
-
-
-def test_balanced_draws_classes_evenly():
-    labels = np.repeat([0, 1, 2], [90, 9, 3])
-    order = epoch_order(labels, 0, 0, balanced=True)
-    assert np.bincount(labels[order]).tolist() == [34, 34, 34]
-    shown = np.bincount(order, minlength=102)
-    assert shown[:90].max() == 1
-    assert set(shown[90:99]) <= {3, 4}
-    assert set(shown[99:]) <= {11, 12}
-    assert occurrences(np.array([5, 2, 5, 5, 2])).tolist() == [0, 0, 1, 2, 1]
 
 
 def test_evaluation_shows_every_image_once_in_order(images):

@@ -5,22 +5,15 @@ import numpy as np
 import pytest
 import torch
 
-from didicm.data import Augment, DataError, EvalTransform, TrainTransform, open_data
+from didicm.data import Augment, DataError, EvalTransform, Mixer, TrainTransform, open_data, target_distribution
 from didicm.data.images import stack
 from didicm.data.randomness import keys, preserved
 from didicm.settings import load_recipe
 
 # The paper's table `tab:aug`.
 WEAK = Augment(scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4)
-STRONG = Augment(
-    scale=(0.08, 1.0),
-    hflip=0.5,
-    auto_augment="rand-m7-mstd0.5-inc1",
-    repeats=3,
-    mixup=0.2,
-    cutmix=1.0,
-    label_smoothing=0.1,
-)
+MIXED = {"mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1}
+STRONG = Augment(scale=(0.08, 1.0), hflip=0.5, auto_augment="rand-m7-mstd0.5-inc1", repeats=3, **MIXED)
 NONE, SMALL = Augment(), Augment(pad=2, hflip=0.5)
 
 
@@ -123,36 +116,93 @@ def test_transform_survives_json():
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("kind", "bad"),
     [
-        {"size": 0},
-        {"channels": 2},
-        {"mean": (0.5,)},
-        {"std": (0.0, 1.0, 1.0)},
-        {"crop_pct": 0.0},
-        {"crop_pct": 1.5},
-        {"interpolation": "best"},
+        (EvalTransform, {"size": 0}),
+        (EvalTransform, {"channels": 2}),
+        (EvalTransform, {"mean": (0.5,)}),
+        (EvalTransform, {"std": (0.0, 1.0, 1.0)}),
+        (EvalTransform, {"crop_pct": 0.0}),
+        (EvalTransform, {"crop_pct": 1.5}),
+        (EvalTransform, {"interpolation": "best"}),
+        (Augment, {"scale": (0.5, 0.1)}),
+        (Augment, {"scale": (0.5, 1.0), "pad": 2}),
+        (Augment, {"ratio": (0.0, 1.0)}),
+        (Augment, {"hflip": 1.5}),
+        (Augment, {"label_smoothing": -0.1}),
+        (Augment, {"repeats": 0}),
+        (Augment, {"mixup": -1.0}),
+        (Augment, {"auto_augment": "magic"}),
+        (Augment, {"train_interpolation": "best"}),
     ],
 )
-def test_impossible_transforms(bad):
+def test_impossible_values(kind, bad):
     with pytest.raises(DataError, match=next(iter(bad))):
-        EvalTransform(**bad)
+        kind(**bad)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"scale": (0.5, 0.1)},
-        {"scale": (0.5, 1.0), "pad": 2},
-        {"ratio": (0.0, 1.0)},
-        {"hflip": 1.5},
-        {"label_smoothing": -0.1},
-        {"repeats": 0},
-        {"mixup": -1.0},
-        {"auto_augment": "magic"},
-        {"train_interpolation": "best"},
-    ],
-)
-def test_impossible_recipes(bad):
-    with pytest.raises(DataError, match=next(iter(bad))):
-        Augment(**bad)
+def batch(count=8, classes=5):
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(count, 3, 12, 12, generator=generator), torch.randint(classes, (count,), generator=generator)
+
+
+def test_smoothed_targets():
+    target = target_distribution(torch.tensor([2, 0]), 4, 0.1)
+    assert torch.allclose(target, torch.tensor([[0.025, 0.025, 0.925, 0.025], [0.925, 0.025, 0.025, 0.025]]))
+    assert torch.equal(target_distribution(torch.tensor([1]), 3), torch.tensor([[0.0, 1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+def test_targets_are_smoothed_distributions_for_any_batch(count):
+    image, label = batch(count)
+    for step in range(6):
+        mixed, target = Mixer(STRONG, 5, seed=0)(image.clone(), label, step)
+        assert mixed.shape == image.shape
+        assert target.shape == (count, 5)
+        assert torch.allclose(target.sum(-1), torch.ones(count))
+        assert target.min() >= 0.1 / 5 - 1e-6
+
+
+def test_smoothing_without_mixing():
+    image, label = batch()
+    mixed, target = Mixer(Augment(label_smoothing=0.2), 5, seed=0)(image, label, 0)
+    assert torch.equal(mixed, image)
+    assert torch.equal(target, target_distribution(label, 5, 0.2))
+    assert torch.equal(Mixer(Augment(), 5, seed=0)(image, label, 0)[1], target_distribution(label, 5))
+
+
+def test_mixup_weighs_images_and_targets_alike():
+    image, label = batch()
+    mixed, target = Mixer(Augment(mixup=1.0), 5, seed=3)(image.clone(), label, 1)
+    hard = target_distribution(label, 5)
+    # The share of the image's own label, read from a pair of different classes.
+    row = int((label != label.flip(0)).nonzero()[0])
+    share = target[row, label[row]]
+    assert 0 < share < 1
+    assert torch.allclose(mixed, share * image + (1 - share) * image.flip(0), atol=1e-6)
+    assert torch.allclose(target, share * hard + (1 - share) * hard.flip(0), atol=1e-6)
+
+
+def test_cutmix_share_is_the_area():
+    image, label = batch()
+    mixed, target = Mixer(Augment(cutmix=1.0), 5, seed=1)(image.clone(), label, 2)
+    row = int((label != label.flip(0)).nonzero()[0])
+    kept = (mixed[row] == image[row]).all(0).float().mean()
+    assert 0 < kept < 1
+    assert torch.allclose(target[row, label[row]], kept, atol=1e-6)
+
+
+def test_a_step_is_a_pure_function_and_leaves_the_global_state():
+    image, label = batch()
+
+    def result(seed, step, rank=0):
+        return torch.cat([part.flatten() for part in Mixer(STRONG, 5, seed, rank)(image.clone(), label, step)])
+
+    np.random.seed(4)
+    expected = np.random.rand(3)
+    np.random.seed(4)
+    first = result(0, 7)
+    assert np.array_equal(np.random.rand(3), expected)
+    assert torch.equal(first, result(0, 7))
+    for other in (result(0, 8), result(1, 7), result(0, 7, rank=1)):
+        assert not torch.equal(first, other)

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from didicm.data import DataError, stratified_split, subset
+from didicm.data.randomness import epoch_order, occurrences
 
 label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
 fractions = st.floats(0.01, 1)
@@ -36,9 +37,8 @@ def test_subset_depends_on_the_seed_and_on_nothing_else():
     assert subset(labels, 0.25, 1).tolist() == subset(labels, 0.25, 1).tolist()
     assert subset(labels, 0.25, 1).tolist() != subset(labels, 0.25, 2).tolist()
     picked = subset(labels, 0.25, 1)
-    assert (
-        len({tuple(picked[labels[picked] == k] - 50 * k) for k in range(4)}) > 1
-    )  # classes differ in their choice
+    choices = {tuple(picked[labels[picked] == k] - 50 * k) for k in range(4)}
+    assert len(choices) > 1  # classes differ in theirs
 
 
 @given(label_lists, st.floats(0.01, 0.99), seeds)
@@ -65,3 +65,19 @@ def test_impossible_fractions(fraction):
         subset(np.zeros(3), fraction, 0)
     with pytest.raises(DataError, match="fraction"):
         stratified_split(np.zeros(3), fraction, 0)
+
+
+def test_balanced_draws_classes_evenly():
+    labels = np.repeat([0, 1, 2], [90, 9, 3])
+    order = epoch_order(labels, 0, 0, balanced=True)
+    assert np.bincount(labels[order]).tolist() == [34, 34, 34]
+    shown = np.bincount(order, minlength=102)
+    assert shown[:90].max() == 1
+    assert set(shown[90:99]) <= {3, 4}
+    assert set(shown[99:]) <= {11, 12}
+    assert occurrences(np.array([5, 2, 5, 5, 2])).tolist() == [0, 0, 1, 2, 1]
+
+
+def test_nothing_may_be_split():
+    nothing = np.zeros(0, dtype=np.int64)
+    assert [len(part) for part in (subset(nothing, 0.5, 0), *stratified_split(nothing, 0.5, 0))] == [0, 0, 0]
