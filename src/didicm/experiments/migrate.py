@@ -1,7 +1,7 @@
 """Format 1 of stored results, as version 0.1 wrote them, in the fields of format 2."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from didicm.experiments.comparison import METHODS, QUESTION
@@ -18,16 +18,15 @@ _KEY = re.compile(r"_(?P<pixels>own|\d+)px-(?P<fraction>[^_]+)_(?P<corruption>[^
 
 def migrate_plan(old: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `Plan`, plain, from a plan.json."""
-    settings, runs = {}, {}
-    for key, label in old.get("cells", {}).items():
-        run = _run(key, label, old)
-        runs[run.key] = str(run.method)
+    runs = [_run(key, label, old) for key, label in old.get("cells", {}).items()]
+    study = _migrate_study(old) if old.get("study") else _make_comparison(old, runs)
+    settings = {}
+    for run in runs:
         plain = flatten(run.config)
         kept = [k for k in plain if k == "run.precision" or (k not in ("out", "seed") and k[:4] != "run.")]
         settings[f"{run.method}, {run.condition}"] = {k: plain[k] for k in kept}
-    study = _migrate_study(old)
-    data = old.get("data") or study.get("data") or ""
-    return {"study": study, "command": old.get("command", ""), "data": data, "settings": settings, "runs": runs}
+    own = {"study": study, "settings": settings, "runs": {run.key: str(run.method) for run in runs}}
+    return {**own, "command": old.get("command", ""), "data": old.get("data") or study.get("data") or ""}
 
 
 def migrate_result(old: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,31 +44,30 @@ def migrate_result(old: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str,
     return own
 
 
+def _make_comparison(plan: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
+    """A comparison had no study."""
+    return {
+        "name": "comparison",
+        "title": plan.get("title") or "DiDiCM against a standard classifier",
+        "question": QUESTION,
+        "layout": "comparison",
+        "methods": [vars(method) for method in {str(run.method): run.method for run in runs}.values()],
+        "conditions": [vars(condition) for condition in dict.fromkeys(run.condition for run in runs)],
+        "samplers": [{**x, "settings": _migrate_settings(x["settings"])} for x in plan.get("readings", [])],
+        "held_out": plan["settings"]["held_out"],
+        "seeds": len({run.seed for run in runs}),
+        "note": plan.get("note", ""),
+    }
+
+
 def _migrate_study(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A study from an old one, or from a comparison, which had none."""
-    if not plan.get("study"):
-        runs = [_run(key, label, plan) for key, label in plan.get("cells", {}).items()]
-        labels = dict.fromkeys(plan.get("cells", {}).values())
-        return {
-            "name": "comparison",
-            "title": plan.get("title") or "DiDiCM against a standard classifier",
-            "question": QUESTION,
-            "layout": "comparison",
-            "methods": [vars(_method(label, plan)) for label in labels],
-            "conditions": [vars(condition) for condition in dict.fromkeys(run.condition for run in runs)],
-            "samplers": [{**x, "settings": _migrate_settings(x["settings"])} for x in plan.get("readings", [])],
-            "held_out": plan["settings"]["held_out"],
-            "seeds": len({run.seed for run in runs}),
-            "note": plan.get("note", ""),
-        }
-    old = dict(plan["study"])
-    old["methods"] = [vars(_method(label, plan)) for label in old.pop("contestants")]
-    for name in ("readings", "curves"):
-        old[name] = {_words(x): _migrate_settings(settings) for x, settings in old.get(name, {}).items()}
-    old["samplers"] = old.pop("readings")
-    old["settings"] = _migrate_settings(old.get("settings", {}))
-    old["by_fraction"] = {x: _migrate_settings(settings) for x, settings in old.get("by_fraction", {}).items()}
-    return {**old, "note": old.get("note") or plan.get("note", "")}
+    own = dict(plan["study"])
+    own["methods"] = [vars(_method(label, plan)) for label in own.pop("contestants")]
+    for old, new in (("readings", "samplers"), ("curves", "curves")):
+        own[new] = {_words(x): _migrate_settings(settings) for x, settings in own.pop(old, {}).items()}
+    own["settings"] = _migrate_settings(own.get("settings", {}))
+    own["by_fraction"] = {x: _migrate_settings(settings) for x, settings in own.get("by_fraction", {}).items()}
+    return {**own, "note": own.get("note") or plan.get("note", "")}
 
 
 def _method(label: str, plan: Mapping[str, Any]) -> Method:
@@ -109,12 +107,12 @@ def _run(key: str, label: str, plan: Mapping[str, Any]) -> Run:
 def _migrate_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings by today's names, nested or dotted."""
     new: dict[str, Any] = {}
-    for name, value in settings.items():
-        head, dot, last = name.rpartition(".")
-        name = head + dot + _SETTINGS.get(last, last)
-        if isinstance(value, Mapping):
-            value = _migrate_settings(value)
-        new[name] = "midpoint" if name.endswith("score_time") and value == "middle" else value
+    for old, value in settings.items():
+        head, dot, last = old.rpartition(".")
+        value = "midpoint" if (last, value) == ("query", "middle") else value
+        new[head + dot + _SETTINGS.get(last, last)] = (
+            _migrate_settings(value) if isinstance(value, dict) else value
+        )
     return new
 
 

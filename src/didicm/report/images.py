@@ -66,7 +66,6 @@ def draw_trajectory(axes: Axes, item: Traced, top: int = CLASSES, limit: float =
     axes.set(xlim=(1, 0), ylim=(0, limit), ylabel="probability")
     axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
     axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def trajectory_picture(items: Sequence[Traced], *, columns: int = 1) -> Figure:

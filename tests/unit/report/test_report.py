@@ -167,10 +167,8 @@ def browser():
         browser.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(360, 740), (1440, 900)], ids=["phone", "wide"])
-def test_a_real_browser_shows_it_whole(folder, browser, size, scheme):
-    width, height = size
+@pytest.mark.parametrize(("width", "height", "scheme"), [(360, 740, "light"), (1440, 900, "dark")])
+def test_a_real_browser_shows_it_whole(folder, browser, width, height, scheme):
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
     context.set_default_timeout(1_200_000)
     page, trouble = context.new_page(), []
