@@ -48,16 +48,12 @@ class UniformProcess:
             return target
         return F.one_hot(target, self.num_classes).to(torch.get_default_dtype())
 
-    def sample_label(
-        self, target: Tensor, t: Tensor, u: Tensor | None = None, label_proposal: Tensor | None = None
-    ) -> Tensor:
-        """Draw noisy labels j ~ q_t (...) of hard labels (...) or target distributions (..., K).
+    def sample_label(self, target: Tensor, t: Tensor, u: Tensor, label_proposal: Tensor | None = None) -> Tensor:
+        """Draw noisy labels j ~ q_t (...) of targets (...) or (..., K) with uniform numbers u (..., 3).
 
-        `u` (..., 3) are the uniform numbers to draw with; by default fresh ones. `label_proposal` (...) is the
-        chance to draw a label from all classes, by default the schedule's; `label_weight` corrects for another.
+        `label_proposal` (...) is the chance to draw a label from all classes, by default the schedule's;
+        `label_weight` corrects for another.
         """
-        shape = target.shape[:-1] if target.is_floating_point() else target.shape
-        u = torch.rand(*shape, 3, device=target.device) if u is None else u
         redraw = self.schedule.lost(t) if label_proposal is None else label_proposal
         label = sample_categorical(target, u[..., 0]) if target.is_floating_point() else target
         return torch.where(u[..., 2] < redraw, (u[..., 1].double() * self.num_classes).long(), label)

@@ -55,7 +55,6 @@ class WinogradConv2d(nn.Module):
         return wide and tiles >= LEAST_TILES and tiles * OUT**2 <= MOST_WASTE * batch * height * width
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve (B, C, H, W)."""
         return self.winograd(x) if self.pays(x) else self.conv(x)
 
     def winograd(self, x: Tensor) -> Tensor:
@@ -66,8 +65,7 @@ class WinogradConv2d(nn.Module):
         x = torch.stack(to_points([x[:, i::OUT][:, :rows] for i in range(TILE)]))
         x = torch.stack(to_points([x[:, :, :, i::OUT][:, :, :, :columns] for i in range(TILE)]), dim=1)
         x = torch.bmm(x.reshape(TILE**2, -1, channels), self.matrices)
-        x = x.reshape(TILE, TILE, batch, rows, columns, -1)
-        x = torch.stack(from_points(x), dim=3)
+        x = torch.stack(from_points(x.reshape(TILE, TILE, batch, rows, columns, -1)), dim=3)
         x = torch.stack(from_points(x), dim=4)  # (B, rows, 4, columns, 4, C)
         if self.conv.bias is not None:
             x = x + self.conv.bias

@@ -49,7 +49,6 @@ class Backbone(nn.Module):
         return self
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """The backbone's last features before pooling."""
         features: Tensor = self.backbone.forward_features(image)
         return features
 
@@ -59,17 +58,14 @@ class Backbone(nn.Module):
         return x if pre_logits else self.fc(x)
 
     def get_classifier(self, name_only: bool = False) -> nn.Module | str:
-        """The linear layer, as timm asks for it."""
         return "fc" if name_only else self.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the linear layer for another number of classes."""
         self.backbone.reset_classifier(0, **({"global_pool": global_pool} if global_pool else {}))
         self.num_classes = num_classes
         self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade time for memory in training."""
         self.backbone.set_grad_checkpointing(enable)
 
 

@@ -42,9 +42,7 @@ default_cfgs = generate_default_cfgs(
 _TIMM_ONLY = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 
 
-def _register(name: str) -> None:
-    network, fixed = _NETWORKS[name]
-
+def _register(name: str, network: type[Backbone | Trunk], fixed: dict[str, Any]) -> None:
     def create(pretrained: bool = False, **arguments: Any) -> nn.Module:
         own = {key: value for key, value in arguments.items() if key not in _TIMM_ONLY}
         model: Backbone | Trunk
@@ -62,7 +60,7 @@ def _register(name: str) -> None:
 
 
 for _name in _NETWORKS:
-    _register(_name)
+    _register(_name, *_NETWORKS[_name])
 
 
 def list_models() -> list[str]:
@@ -79,12 +77,9 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
     """Build a network by name; unknown names and arguments are told in a sentence."""
     if name not in _NETWORKS:
         raise UserError(f"unknown model {name!r}: {did_you_mean(name, _NETWORKS)}")
-    allowed = set(inspect.signature(_NETWORKS[name][0]).parameters) - {"architecture"}
-    unknown = set(arguments) - allowed
-    if unknown:
-        raise UserError(
-            f"model {name} has no argument {sorted(unknown)[0]!r}: it takes {', '.join(sorted(allowed))}"
-        )
+    allowed = sorted(set(inspect.signature(_NETWORKS[name][0]).parameters) - {"architecture"})
+    if unknown := sorted(set(arguments).difference(allowed)):
+        raise UserError(f"model {name} has no argument {unknown[0]!r}: it takes {', '.join(allowed)}")
     try:
         return timm.create_model(name, **arguments)
     except ValueError as error:

@@ -77,7 +77,6 @@ class Block(nn.Module):
             self.skip.bn = nn.BatchNorm2d(out_channels)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Branches of x (B, C, H, W)."""
         residual = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
         if self.bottleneck:
             residual = self.bn3(self.conv3(F.relu(residual, inplace=True)))
@@ -146,7 +145,6 @@ class Trunk(nn.Module):
         return x if pre_logits else self.fc(x)
 
     def get_classifier(self, name_only: bool = False) -> nn.Module | str:
-        """The last linear layer, as timm asks for it."""
         return "fc" if name_only else self.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:

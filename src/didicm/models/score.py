@@ -57,7 +57,6 @@ class ScoreModel(nn.Module):
         return log_q - log_q.gather(-1, label)
 
     def forward(self, image: Tensor, label: Tensor, total: Tensor) -> Tensor:
-        """Encode and score in one call."""
         return self.score(self.encode(image), label, total)
 
 
@@ -71,11 +70,9 @@ class Condition(nn.Module):
         self.label = nn.Embedding(num_classes, WIDTH)
         self.noise = nn.Sequential(nn.Linear(frequencies, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
         half = frequencies // 2
-        wave = torch.exp(-math.log(10_000) * torch.arange(half) / half)
-        self.register_buffer("wave", wave, persistent=False)
+        self.register_buffer("wave", torch.exp(-math.log(10_000) * torch.arange(half) / half), persistent=False)
 
     def forward(self, label: Tensor, total: Tensor) -> Tensor:
-        """Embed labels (B,) and total noise (B,)."""
         angle = total.to(self.wave.dtype).unsqueeze(-1) * self.wave
         embedded: Tensor = self.label(label) + self.noise(torch.cat([angle.cos(), angle.sin()], -1))
         return embedded
@@ -127,7 +124,6 @@ class DiDiRN(Trunk, ScoreModel):
         return self.forward_head(self._trunk(features, label, total))
 
     def forward_features(self, image: Tensor, label: Tensor, total: Tensor) -> Tensor:
-        """Last feature map (B, C, H, W)."""
         return self._trunk(self.encode(image), label, total)
 
     def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:

@@ -84,7 +84,7 @@ def test_noisy_labels_follow_the_marginal(hard):
     process, t, n = UniformProcess(6), torch.tensor(0.4), 60_000
     target = torch.tensor(2) if hard else torch.tensor([0.5, 0, 0.2, 0.3, 0, 0])
     torch.manual_seed(0)
-    label = process.sample_label(target.expand(n, *target.shape), t.expand(n))
+    label = process.sample_label(target.expand(n, *target.shape), t.expand(n), torch.rand(n, 3))
     expected = process.marginal(target, t).double()
     assert chisquare(label.bincount(minlength=6), n * expected / expected.sum()).pvalue > 1e-3
 
