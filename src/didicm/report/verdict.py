@@ -136,12 +136,11 @@ def _on_study(study: Study, panel: Panel, published: Panel | None) -> list[str]:
         return [_ranking(panel, metric, published) for metric in (TOP1, NLL)]
     sentences = [_on_gain(panel, gain) for gain in panel.gains]
     if published is not None and published.gains:
-        gains = "; ".join(
-            f"{gain.name} over {gain.over} {_mean_of(gain, TOP1)} and {_mean_of(gain, TOP5)} "
-            f"(top-1 with {_by_group(published, gain)})"
+        gains = [
+            f"{gain} {_mean_of(gain, TOP1)} and {_mean_of(gain, TOP5)} (top-1 with {_by_group(published, gain)})"
             for gain in published.gains
-        )
-        sentences.append(f"Published, on ImageNet, in points of top-1 and top-5: {gains}.")
+        ]
+        sentences.append(f"Published, on ImageNet, in points of top-1 and top-5: {'; '.join(gains)}.")
     return sentences
 
 

@@ -28,6 +28,12 @@ def comparison():
     return comparison
 
 
+@pytest.fixture
+def unrendered(monkeypatch):
+    """Figures are made but not rendered, which takes seconds: for tests that do not look at them."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+
+
 @pytest.fixture(scope="session")
 def result():
     """One run: the main sampler with so many calls, and a single call beside it if there are more."""
@@ -91,7 +97,7 @@ def store():
             pixels = torch.full((images, 1, 8, 8), 99, dtype=torch.uint8)
             pictures = {"shown": torch.arange(images), "images": pixels}
             if not method.baseline:
-                pictures |= {"traced": torch.arange(6), "trajectory": path[:6].contiguous(), "times": times}
+                pictures |= {"traced": torch.arange(3), "trajectory": path[:3].contiguous(), "times": times}
             save_file(pictures, folder / "measured" / str(place) / PICTURES)
             key = f"run-{place}"
             runs[key] = str(method)

@@ -57,18 +57,6 @@ def folder(tmp_path_factory, store, comparison):
     return out
 
 
-@pytest.fixture
-def no_numbers(monkeypatch):
-    """Without the figures that a test does not look at: drawing takes seconds."""
-    monkeypatch.setattr(html, "draw_numbers", lambda *_: [])
-
-
-@pytest.fixture
-def no_posteriors(monkeypatch):
-    """Likewise without those that are the same in every layout."""
-    monkeypatch.setattr(html, "_draw_posteriors", lambda *_: [])
-
-
 def test_the_report_is_one_file_with_every_picture_inside(folder):
     text = (folder / "report.html").read_text()
     page = Page(text)
@@ -96,7 +84,7 @@ def test_everything_is_made_again_from_stored_results_alone(folder, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["standard", "didicm-score"])
-def test_a_half_finished_comparison_can_be_reported(tmp_path, store, comparison, method):
+def test_a_half_finished_comparison_can_be_reported(tmp_path, store, comparison, unrendered, method):
     store(tmp_path, comparison(METHODS[method]), seeds=1)
     assert "nothing to compare" in write_report(tmp_path).verdict[0]
 
@@ -110,7 +98,8 @@ def test_a_half_finished_comparison_can_be_reported(tmp_path, store, comparison,
         ("metrics", {"uncertainty"}),
     ],
 )
-def test_every_layout_has_its_figures_and_tables(tmp_path, store, no_posteriors, layout, figures):
+def test_every_layout_has_its_figures_and_tables(tmp_path, store, monkeypatch, layout, figures):
+    monkeypatch.setattr(html, "_draw_posteriors", lambda *_: [])  # the same in every layout, and slow
     size = {"size": "8"} if layout == "sizes" else {}
     methods = [{"name": "DiDiCM-CP", "variant": "Weak Aug", **size}]
     if layout != "steps":
@@ -129,7 +118,7 @@ def test_every_layout_has_its_figures_and_tables(tmp_path, store, no_posteriors,
     assert "didicm study x.yaml" in (tmp_path / "report.html").read_text()
 
 
-def test_a_run_has_the_label_that_its_method_has_now(tmp_path, store, comparison, no_numbers, no_posteriors):
+def test_a_run_has_the_label_that_its_method_has_now(tmp_path, store, comparison, unrendered):
     store(tmp_path, comparison(METHODS["standard"], METHODS["didicm-score"]))
     plan = read_plan(tmp_path)
     renamed = replace(METHODS["standard"], name="cross-entropy [old]")
@@ -149,7 +138,7 @@ def test_no_results_is_one_sentence(tmp_path):
         write_report(tmp_path)
 
 
-def test_a_missing_picture_is_named_with_its_remedy(tmp_path, store, comparison, no_numbers):
+def test_a_missing_picture_is_named_with_its_remedy(tmp_path, store, comparison, unrendered):
     store(tmp_path, comparison(METHODS["standard"], METHODS["didicm-score"]), seeds=1)
     for path in tmp_path.glob("measured/*/pictures.safetensors"):
         path.unlink()
