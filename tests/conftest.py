@@ -8,9 +8,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 from safetensors.torch import load_file
 
+# A busy machine is no failure.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 # One thread each: pytest-xdist already gives every core a worker.
 torch.set_num_threads(1)
 
