@@ -20,7 +20,7 @@ from didicm.data.hf import open_hub
 from didicm.data.images import ArraySet, DataError, ImageSet, relabel, some
 from didicm.data.randomness import stratified_split
 from didicm.data.timm_reader import open_reader
-from didicm.data.transforms import EvalTransform
+from didicm.data.transforms import EvalTransform, Interpolation
 from didicm.data.webdataset import open_shards
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
@@ -83,7 +83,7 @@ def hold_out(data: Data, fraction: float, seed: int) -> Data:
 
 
 def find_transform(
-    data: Data, size: int | None, limit: int, channels: int | None, crop_pct: float, interpolation: str
+    data: Data, size: int | None, limit: int, channels: int | None, crop_pct: float, interpolation: Interpolation
 ) -> EvalTransform:
     """What the network sees: size (at most `limit`) and colour come from some images where they are not given."""
     if size is None or channels is None:

@@ -8,7 +8,7 @@ over the batch, so images that need no `prepare` never pass through PIL again. `
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, reduce
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -19,45 +19,40 @@ from torch.nn import functional as F
 from didicm.data.images import DataError, check_channels, stack, to_channels
 from didicm.data.randomness import keys, preserved, seed_all, uniform
 from didicm.errors import did_you_mean
+from didicm.values import Count, Fraction, Natural, NonNegative, Positive, Range, Settings, plain
 
 MEAN = {1: (0.5,), 3: (0.485, 0.456, 0.406)}  # ImageNet's for RGB
 STD = {1: (0.5,), 3: (0.229, 0.224, 0.225)}
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+Probability = Annotated[float, Range(0, 1)]
 Steps = list[Callable[[Image.Image], Image.Image]]
 
 
 @dataclass(frozen=True)
-class EvalTransform:
+class EvalTransform(Settings):
     """Resize and crop the centre, normalise. Stored with a model; used in evaluation and in production."""
 
-    size: int = 224  # of the square the network sees: the paper's input resolution
+    prefix = "transform."
+    size: Natural = 224  # of the square the network sees: the paper's input resolution
     channels: int = 3
     mean: tuple[float, ...] = ()  # one per channel; none stands for the usual ones
-    std: tuple[float, ...] = ()
-    crop_pct: float = 0.875  # the size, over the shorter side after resizing; 1 keeps the border
-    interpolation: str = "bicubic"
+    std: tuple[Positive, ...] = ()
+    crop_pct: Fraction = 0.875  # the size, over the shorter side after resizing; 1 keeps the border
+    interpolation: Interpolation = "bicubic"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_channels(self.channels)
         for name, usual in (("mean", MEAN), ("std", STD)):
-            values = tuple(float(v) for v in getattr(self, name) or usual[self.channels])
+            values = getattr(self, name) or usual[self.channels]
             if len(values) != self.channels:
                 raise DataError(f"{name} has {len(values)} numbers for {self.channels} channels")
             object.__setattr__(self, name, values)
-        if self.size < 1:
-            raise DataError(f"size must be at least 1 pixel, got {self.size}")
-        if min(self.std) <= 0:
-            raise DataError(f"std must be above 0, got {self.std}")
-        if not 0 < self.crop_pct <= 1:
-            raise DataError(f"crop_pct must lie in (0, 1], got {self.crop_pct}")
-        if self.interpolation not in INTERPOLATIONS:
-            known = ", ".join(INTERPOLATIONS)
-            raise DataError(f"interpolation must be one of {known}, got {self.interpolation!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the transform by plain numbers, lists and strings."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        return {name: plain(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EvalTransform":
@@ -66,8 +61,7 @@ class EvalTransform:
         for name in values:
             if name not in known:
                 raise DataError(f"a transform has no {name!r}; {did_you_mean(name, known)}")
-        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        return cls(**plain)
+        return cls(**values)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Turn any PIL image into the tensor (C, H, W) that the network sees."""
@@ -113,36 +107,30 @@ class EvalTransform:
 
 
 @dataclass(frozen=True)
-class Augment:
+class Augment(Settings):
     """What training does to images and labels; the paper's are in recipes/ (table `tab:aug`)."""
 
+    prefix = "augment."
     scale: tuple[float, float] | None = None  # area of the random resized crop; None: no such crop
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    pad: int = 0  # instead: pad by so many black pixels and crop anywhere; for tiny images
-    hflip: float = 0.0  # probability
-    color_jitter: float = 0.0  # of brightness, contrast and saturation
+    pad: Count = 0  # instead: pad by so many black pixels and crop anywhere; for tiny images
+    hflip: Probability = 0.0
+    color_jitter: NonNegative = 0.0  # of brightness, contrast and saturation
     auto_augment: str | None = None  # timm's name for it
-    train_interpolation: str = "random"  # timm's default: bilinear or bicubic
-    repeats: int = 1  # repeated augmentation: views of an image in an epoch
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    label_smoothing: float = 0.0  # part of the target, also without mixing
+    train_interpolation: Literal["random"] | Interpolation = "random"  # timm's default: bilinear or bicubic
+    repeats: Natural = 1  # repeated augmentation: views of an image in an epoch
+    mixup: NonNegative = 0.0
+    cutmix: NonNegative = 0.0
+    label_smoothing: Probability = 0.0  # part of the target, also without mixing
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.scale is not None and self.pad:
             raise DataError("scale and pad are two ways to crop; leave one of them out")
         if self.scale is not None and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise DataError(f"scale must be two fractions in (0, 1], the smaller first, got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise DataError(f"ratio must be two numbers above 0, the smaller first, got {self.ratio}")
-        for name in ("hflip", "label_smoothing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise DataError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        for name, least in (("pad", 0), ("color_jitter", 0), ("mixup", 0), ("cutmix", 0), ("repeats", 1)):
-            if getattr(self, name) < least:
-                raise DataError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.train_interpolation not in ("random", *INTERPOLATIONS):
-            raise DataError(f"train_interpolation {self.train_interpolation!r} is not known; use random")
         if self.auto_augment and not self.auto_augment.startswith(("rand", "augmix", "original", "v0", "3a")):
             raise DataError(f"auto_augment {self.auto_augment!r} is not known; try rand-m7-mstd0.5-inc1")
 

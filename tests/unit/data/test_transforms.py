@@ -8,6 +8,7 @@ import torch
 from didicm.data import Augment, DataError, EvalTransform, Mixer, TrainTransform, open_data, target_distribution
 from didicm.data.images import stack
 from didicm.data.randomness import keys, preserved
+from didicm.errors import UserError
 from didicm.settings import load_recipe
 
 # The paper's table `tab:aug`.
@@ -137,7 +138,7 @@ def test_transform_survives_json():
     ],
 )
 def test_impossible_values(kind, bad):
-    with pytest.raises(DataError, match=next(iter(bad))):
+    with pytest.raises(UserError, match=next(iter(bad))):
         kind(**bad)
 
 
