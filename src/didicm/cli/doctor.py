@@ -92,5 +92,5 @@ def _track(console: Console, looks: Iterable[Look], split: str, count: int) -> I
     console.print(f"looking at {count:,} images of {split}")
     with ProgressDisplay(console, count) as progress:
         for done, look in enumerate(looks, 1):
-            progress.update(done)
+            progress.update(done, f"{done:,} of {count:,} images of {split}")
             yield look

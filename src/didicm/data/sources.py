@@ -76,9 +76,7 @@ def hold_out(data: Data, fraction: float, seed: int) -> Data:
         return data
     train, val = stratified_split(data.train.labels, fraction, seed)
     if not len(val):
-        raise DataError(
-            "every class has a single image, so none can be held out; add images or a validation split"
-        )
+        raise DataError("every class has a single image, none can be held out; add images or a validation split")
     return replace(data, train=data.train.select(train), val=data.train.select(val))
 
 
