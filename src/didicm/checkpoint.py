@@ -156,7 +156,7 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
         raise UserError(f"a {type(classifier).__name__} cannot be saved: only didicm's own classifiers can")
     # None for a network of the user's own, which has to be given again at loading.
     recipe: dict[str, Any] | None = getattr(classifier.model, "recipe", None)
-    if recipe is not None:
+    if recipe is not None:  # its head may be a new one
         recipe = {**recipe, "arguments": {**recipe["arguments"], "num_classes": classifier.num_classes}}
     described: dict[str, Any] = {
         "kind": "diffusion" if isinstance(classifier, DiffusionClassifier) else "standard",
@@ -228,10 +228,10 @@ def _load_weights(model: nn.Module, path: Path, digest: str) -> None:
         {name: f"shape {tuple(x.shape)}" for name, x in tensors.items()}
         for tensors in (weights, model.state_dict())
     )
-    wrong = sorted(name for name in has | needs if has.get(name) != needs.get(name))
-    if wrong or sha256(path) != digest:
-        remedy = "copy or save the whole directory again"
-        if wrong:
-            remedy = f"of {wrong[0]} it has {has.get(wrong[0], 'none')}, the model {needs.get(wrong[0], 'none')}"
-        raise UserError(f"{path} does not belong to the {CONFIG} beside it: {remedy}")
+    stranger = f"{path} does not belong to the {CONFIG} beside it"
+    if wrong := sorted(name for name in has | needs if has.get(name) != needs.get(name)):
+        had, needed = (shapes.get(wrong[0], "none") for shapes in (has, needs))
+        raise UserError(f"{stranger}: of {wrong[0]} it has {had}, the model {needed}")
+    if sha256(path) != digest:
+        raise UserError(f"{stranger}: copy or save the whole directory again")
     model.load_state_dict(weights)

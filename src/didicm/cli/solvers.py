@@ -62,8 +62,8 @@ def main(argv: list[str]) -> None:
         distance[score, name, steps] = ((probs - truth).abs().sum(-1) / 2).mean().item()
 
     for score in SCORES:
-        table = Table("steps:", *map(str, STEPS))
-        table.title = f"Distance to the true posterior (total variation), {score.partition(':')[0]}"
+        title = f"Distance to the true posterior (total variation), {score.partition(':')[0]}"
+        table = Table("steps:", *map(str, STEPS), title=title)
         for name in SAMPLERS:
             table.add_row(name, *(f"{distance[score, name, steps]:.2g}" for steps in STEPS))
         console.print(table)

@@ -11,14 +11,10 @@ from didicm.diffusion.process import UniformProcess, at_least_float32
 
 
 def score_entropy(log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
-    """Loss (B,) of predicted log-scores (B, K) at the noisy label (B,) (Algorithm 1, line 7).
+    """Loss (B,) of predicted log-scores (B, K) at noisy labels (B,) and times t (B,) > 0 (Algorithm 1, line 7).
 
-    Args:
-        log_score: log of the predicted q_t / q_t[label]; 0 at the label.
-        label: noisy label, drawn from the target's noisy distribution at t.
-        target: hard labels (B,) or any target distribution (B, K): smoothed, Mixup, CutMix.
-        t: time of each image (B,), above 0.
-        process: the process that the sampler will reverse.
+    Log-scores are the log of q_t / q_t[label], 0 at the label; the label is drawn from q_t of the target: a hard
+    label (B,) or any distribution (B, K), such as smoothed, Mixup or CutMix.
     """
     with torch.autocast(log_score.device.type, enabled=False):
         log_score = at_least_float32(log_score)
@@ -31,13 +27,9 @@ def score_entropy(log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, p
 def marginal_score_entropy(log_q: Tensor, target: Tensor, t: Tensor, process: UniformProcess) -> Tensor:
     """Expectation (...) of `score_entropy` over the noisy label, for a network that does not see it.
 
-    With d = log(q_hat / q) the double sum over labels collapses to sum_i excess(-d_i) + K q_i excess(d_i).
-
-    Args:
-        log_q: predicted log noisy posterior (..., K), normalised.
-        target: as for `score_entropy`.
-        t: times (...), above 0; leading dimensions are further draws for the same images.
-        process: as for `score_entropy`.
+    `log_q` (..., K) is the predicted log noisy posterior, normalised; leading dimensions of it and of t (...) are
+    further draws for the same images. With d = log(q_hat / q) the double sum over labels collapses to
+    sum_i excess(-d_i) + K q_i excess(d_i).
     """
     with torch.autocast(log_q.device.type, enabled=False):
         log_q = at_least_float32(log_q)
