@@ -9,6 +9,7 @@ import yaml
 
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
+from didicm.data.transforms import Interpolation
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.values import Count, Fraction, Natural, NonNegative, Positive, Range, Settings, override, plain
 
@@ -33,7 +34,7 @@ class ImageConfig(Settings):
     limit: Natural = 224
     channels: Literal[1, 3] | None = None
     crop_pct: Fraction = 0.875
-    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] = "bicubic"
+    interpolation: Interpolation = "bicubic"
 
 
 @dataclass(frozen=True)
