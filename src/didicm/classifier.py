@@ -114,7 +114,8 @@ class DiffusionClassifier(Classifier):
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
-        return self.sampler.changed(**settings)(self._network, image, self.process, callback)
+        sampler = self.sampler.changed(**settings) if settings else self.sampler
+        return sampler(self._network, image, self.process, callback)
 
     @property
     def _network(self) -> ScoreFunction:
