@@ -21,16 +21,6 @@ torch.set_num_threads(1)
 PATIENCE = 1200  # seconds: a busy machine is many times slower than an idle one
 
 
-@pytest.fixture(scope="session", autouse=True)
-def processes_start_faster(tmp_path_factory):
-    """Fabric imports torchmetrics to ask for its version, which takes seconds: processes of tests find a stub."""
-    folder = tmp_path_factory.mktemp("stub")
-    (folder / "torchmetrics.py").write_text('__version__ = "0"\n')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
-
-
 @pytest.fixture(scope="session")
 def picture():
     """Smooth shapes with some noise, so that every corruption has something to act on."""

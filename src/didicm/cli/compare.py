@@ -11,10 +11,10 @@ from rich.console import Console
 
 from didicm.cli.flags import parse
 from didicm.errors import UserError
-from didicm.experiments.comparison import METHODS, compare_study
 from didicm.experiments.executors import ExecutorName
 from didicm.experiments.results import RESULTS
 from didicm.experiments.run import run_study
+from didicm.experiments.study_file import METHODS, compare_study
 from didicm.report.html import Report, write_report
 from didicm.values import Fraction, Natural
 
@@ -85,6 +85,12 @@ class CompareOptions(StudyOptions):
         short = {"epochs": self.epochs, "sampler.steps": self.steps}
         return {**super().settings, **{name: value for name, value in short.items() if value is not None}}
 
+    @property
+    def grid(self) -> dict[str, Any]:
+        """What is compared, as arguments of `compare_study`."""
+        names = ("methods", "resolutions", "fractions", "corruptions", "seeds", "recipe", "settings")
+        return {name: getattr(self, name) for name in names}
+
 
 def main(argv: list[str]) -> int:
     """Run what is left of the comparison, then print and write what it shows."""
@@ -101,20 +107,8 @@ def main(argv: list[str]) -> int:
     elif not options.data:
         raise UserError("no --data: say where the images are")
     else:
-        report = compare(
-            options.data,
-            options.out,
-            methods=options.methods,
-            resolutions=options.resolutions,
-            fractions=options.fractions,
-            corruptions=options.corruptions,
-            seeds=options.seeds,
-            recipe=options.recipe,
-            settings=options.settings,
-            command="didicm compare " + shlex.join(argv),
-            console=console,
-            **options.execution,
-        )
+        run = {"command": "didicm compare " + shlex.join(argv), "console": console, **options.execution}
+        report = compare(options.data, options.out, **options.grid, **run)
     show_report(report, console)
     return 0
 
@@ -141,14 +135,9 @@ def compare(
     The arguments are those of `compare_study` and `run_study`.
     """
     study = compare_study(
-        methods=methods,
-        resolutions=resolutions,
-        fractions=fractions,
-        corruptions=corruptions,
-        seeds=seeds,
-        recipe=recipe,
-        settings=settings,
-    )
+        methods=methods, resolutions=resolutions, fractions=fractions, corruptions=corruptions,
+        seeds=seeds, recipe=recipe, settings=settings,
+    )  # fmt: skip
     run_study(
         study, out, data=data, executor=executor, jobs=jobs, cluster=cluster, command=command, console=console
     )
@@ -161,7 +150,6 @@ def show_report(report: Report, console: Console, tables: int | None = None) -> 
     for table in report.tables[:tables]:
         wide.print()
         wide.print(table.to_rich(wide.width))
-    out = report.path.parent
-    places = [f"report: {os.path.abspath(report.path)}", f"numbers: {out / RESULTS}"]
+    places = [f"report: {os.path.abspath(report.path)}", f"numbers: {report.path.parent / RESULTS}"]
     for line in ("", *report.verdict, "", *places):
         console.print(line, highlight=False, markup=False)

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from didicm.cli.compare import show_report
 from didicm.cli.flags import parse
-from didicm.experiments.comparison import compare_study
 from didicm.experiments.run import run_study
 from didicm.experiments.spec import Condition
+from didicm.experiments.study_file import compare_study
 from didicm.report.html import write_report
 from didicm.values import Natural
 

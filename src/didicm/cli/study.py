@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -51,23 +52,15 @@ def main(argv: list[str]) -> int:
         return 0
     study = load_study(options.name)
     out = options.out / study.name
+    asked: dict[str, Any] = {"data": options.data, "seeds": options.seeds, "settings": options.settings}
     if options.dry_run:
-        runs, _ = plan_runs(study, options.data, options.seeds, options.settings)
+        runs, _ = plan_runs(study, **asked)
         check_runs(runs)
         _describe(study, runs, out, console)
         return 0
     if not options.report_only:
-        run_study(
-            study,
-            out,
-            data=options.data,
-            seeds=options.seeds,
-            settings=options.settings,
-            trainings=options.out,
-            command="didicm study " + shlex.join(argv),
-            console=console,
-            **options.execution,
-        )
+        asked |= {"trainings": options.out, "command": "didicm study " + shlex.join(argv), **options.execution}
+        run_study(study, out, console=console, **asked)
     show_report(write_report(out), console)
     return 0
 

@@ -87,13 +87,7 @@ class Job:
 
 
 def submitit_executor(
-    name: str,
-    jobs: int,
-    devices: int,
-    config: RunConfig,
-    options: Mapping[str, Any],
-    logs: Path,
-    console: Console,
+    name: str, jobs: int, devices: int, config: RunConfig, options: Mapping[str, Any], logs: Path, console: Console
 ) -> Callable[[Sequence[Path]], Generator[Path, None, None]]:
     """An executor on SLURM, or with submitit's local jobs; wrong options are told here."""
     import submitit
@@ -125,9 +119,8 @@ def _run_through_submitit(
             waiting = [folder for folder in waiting if folder not in free]
             running |= dict(zip(free, submitted, strict=True))
             numbers = ", ".join(job.job_id for job in submitted)
-            console.print(
-                f"submitted {len(free)} jobs, which go on if this stops: {numbers}; logs: {executor.folder}"
-            )
+            submission = f"submitted {len(free)} jobs, which go on if this stops: {numbers}"
+            console.print(f"{submission}; logs: {executor.folder}")
         for folder in [*waiting, *running]:
             job = running.get(folder)
             ended = job is not None and job.done()  # before the look at the result, which it may just have written
@@ -136,9 +129,8 @@ def _run_through_submitit(
                 waiting = [other for other in waiting if other != folder]
                 yield folder
             elif job is not None and ended:
-                raise UserError(
-                    f"job {job.job_id} failed ({_last_words(job.exception())}): see {job.paths.stderr}"
-                )
+                why = _last_words(job.exception())
+                raise UserError(f"job {job.job_id} failed ({why}): see {job.paths.stderr}")
         time.sleep(POLL)
 
 

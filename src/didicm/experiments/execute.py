@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -23,9 +24,8 @@ from didicm.experiments.measure import measure
 from didicm.experiments.results import RunResult
 from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
-from didicm.settings import TrainConfig
 from didicm.training.build import RunComponents, build, check_batches
-from didicm.training.loop import BEST, OnStep, train
+from didicm.training.loop import BEST, train
 from didicm.training.state import STATE, has_state
 
 RUNS = "runs"  # folder of trainings, which studies share
@@ -86,20 +86,16 @@ def execute(folder: Path) -> None:
         raise UserError(f"{run}: {error}") from error
 
 
-@contextmanager
-def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+def locked(folder: Path, *, wait: bool) -> AbstractContextManager[object]:
     """Hold a folder against other processes, until this one ends; else wait, or raise `filelock.Timeout`."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(folder / LOCK).acquire(timeout=-1 if wait else 0, poll_interval=0.2)
+        return FileLock(folder / LOCK).acquire(timeout=-1 if wait else 0, poll_interval=0.2)
     except Timeout:
         raise
     except (NotImplementedError, OSError) as error:
-        raise UserError(
-            f"files in {folder} cannot be locked ({reason(error)}): give an --out on a file system with locks"
-        ) from error
-    with lock:
-        yield
+        remedy = "give an --out on a file system with locks"
+        raise UserError(f"files in {folder} cannot be locked ({reason(error)}): {remedy}") from error
 
 
 def prepare(run: Run) -> tuple[RunComponents, ImageSet]:
@@ -147,10 +143,11 @@ def _train_or_resume(run: Run, components: RunComponents, folder: Path) -> float
         return seconds
     resumed = has_state(training)
     begun = time.monotonic()
-    if run.config.run.devices == 1:
-        _train(run, components, folder)
-    else:
-        _train_in_processes(run, folder)
+    with open(training / LOG, "a", encoding="utf-8") as log:
+        if run.config.run.devices == 1:
+            _train(run, components, folder, Console(file=log, soft_wrap=True))
+        else:
+            _train_in_processes(run, folder, log)
     seconds = None if resumed else time.monotonic() - begun
     write_files(training, {TRAINED: to_json(seconds)})
     for path in ((training / STATE).parent, training / BEST):  # only a resumed training needs them
@@ -158,46 +155,31 @@ def _train_or_resume(run: Run, components: RunComponents, folder: Path) -> float
     return seconds
 
 
-def _train(run: Run, components: RunComponents, folder: Path) -> None:
-    with open(Path(run.config.out) / LOG, "a", encoding="utf-8") as log:
-        console = Console(file=log, soft_wrap=True)
-        train(_logged(run, components), components=components, on_step=_progress_writer(folder), console=console)
-
-
-def _logged(run: Run, components: RunComponents) -> TrainConfig:
-    """Log every step of a short training: enough to tell whether its loss was still falling at the end."""
-    config = run.config
-    if config.epochs * len(components.train) > SHORT * config.batch_size:
-        return config
-    return replace(config, run=replace(config.run, log_seconds=0.0))
-
-
-def _progress_writer(folder: Path) -> OnStep:
-    """Write the share of the steps that is done, once per second at most."""
-    written = -math.inf
+def _train(run: Run, components: RunComponents, folder: Path, console: Console | None = None) -> None:
+    """Train in this process; how far it is goes to `folder`, once per second at most."""
+    config, written = run.config, -math.inf
+    if config.epochs * len(components.train) <= SHORT * config.batch_size:
+        # Log every step: enough to tell whether the loss was still falling at the end.
+        config = replace(config, run=replace(config.run, log_seconds=0.0))
 
     def on_step(done: int, total: int) -> None:
         nonlocal written
-        if time.monotonic() - written >= 1:
+        if time.monotonic() - written >= 1 and os.environ.get("RANK", "0") == "0":
             write_files(folder, {PROGRESS: f"{done / total:.5f}"})
             written = time.monotonic()
 
-    return on_step
+    train(config, components=components, on_step=on_step, console=console)
 
 
-def _train_in_processes(run: Run, folder: Path) -> None:
+def _train_in_processes(run: Run, folder: Path, log: IO[str]) -> None:
     """One process per device, through torchrun."""
     training = Path(run.config.out)
     (training / ERROR).unlink(missing_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={run.config.run.devices}", "-m", __spec__.name, str(folder)]
-    with (
-        open(training / LOG, "a", encoding="utf-8") as log,
-        # In a session of their own: Ctrl-C reaches them once, through us. The pipe ends when we do.
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-        ) as processes,
-    ):
+    # In a session of their own: Ctrl-C reaches them once, through us. The pipe ends when we do.
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+    with subprocess.Popen(command, start_new_session=True, **streams) as processes:
         try:
             code = processes.wait()
         except BaseException:
@@ -210,16 +192,12 @@ def _train_in_processes(run: Run, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """One of several processes that train a run."""
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    """Train a run as one of several processes."""
     run = read_run(folder)
-    first = os.environ["RANK"] == "0"
     try:
-        components, _ = resize_once(*prepare(run))
-        on_step = _progress_writer(folder) if first else None
-        train(_logged(run, components), components=components, on_step=on_step)
+        _train(run, resize_once(*prepare(run))[0], folder)
     except UserError as error:
-        if first:
+        if os.environ["RANK"] == "0":
             write_files(run.config.out, {ERROR: str(error)})
         return 2
     except KeyboardInterrupt:
@@ -227,11 +205,16 @@ def main(folder: Path) -> int:
     return 0
 
 
-def _stop_with_parent() -> None:
-    """Standard input ends when the process that started torchrun is gone: then save and stop."""
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGTERM)
+def stop_at_end_of(parent: int) -> None:
+    """Save and stop when our parent is gone, which ends this pipe or handle: nobody else would stop us."""
+
+    def watch() -> None:
+        wait([parent])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":
+    stop_at_end_of(sys.stdin.fileno())
     sys.exit(main(Path(sys.argv[1])))

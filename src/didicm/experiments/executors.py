@@ -21,7 +21,7 @@ from rich.console import Console
 
 from didicm.errors import UserError, did_you_mean
 from didicm.experiments.clusters import run_on_ray, submitit_executor
-from didicm.experiments.execute import execute, read_run
+from didicm.experiments.execute import execute, read_run, stop_at_end_of
 from didicm.settings import RunConfig
 
 ExecutorName: TypeAlias = Literal["local", "ray", "slurm", "submitit-local"]
@@ -33,13 +33,7 @@ def make_executor(
 ) -> Executor:
     """An executor by its name; what cannot work is told before anything is started.
 
-    Args:
-        name: one of `ExecutorName`.
-        jobs: runs at the same time.
-        config: how each run is carried out, which decides the devices that it gets.
-        options: what each job asks of the cluster, by the names of submitit or of Ray's tasks.
-        logs: folder for what submitit's jobs print.
-        console: where submitted jobs are listed.
+    `config` says which devices a run gets, `logs` is where submitit's jobs print; the rest is as in `run_study`.
     """
     if name not in get_args(ExecutorName):
         raise UserError(f"there is no executor {name!r}: {did_you_mean(name, get_args(ExecutorName))}")
@@ -87,10 +81,8 @@ def gpu_shares(jobs: int, devices: int, gpus: Sequence[str]) -> list[str | None]
         return [None] * jobs
     if jobs * devices > len(gpus):
         each = f" with {devices} devices each" if devices > 1 else ""
-        raise UserError(
-            f"{jobs} jobs{each} need {jobs * devices} GPUs and {len(gpus)} are visible: "
-            f"give --jobs {max(1, len(gpus) // devices)}"
-        )
+        needed = f"{jobs} jobs{each} need {jobs * devices} GPUs and {len(gpus)} are visible"
+        raise UserError(f"{needed}: give --jobs {max(1, len(gpus) // devices)}")
     return [",".join(gpus[i * devices : (i + 1) * devices]) for i in range(jobs)]
 
 
@@ -104,8 +96,8 @@ def _run_in_processes(shares: Sequence[str | None], folders: Sequence[Path]) -> 
     """Worker processes, each with its own devices; all are stopped, their trainings saved, when one fails."""
     context = multiprocessing.get_context("spawn")  # a forked PyTorch can hang
     threads = max(1, torch.get_num_threads() // len(shares))
-    waiting, running = list(folders), dict[Any, Path]()  # by the worker's pipe
-    workers: dict[Any, BaseProcess] = {}
+    waiting = list(folders)
+    running, workers = dict[Any, Path](), dict[Any, BaseProcess]()  # by the worker's pipe
     try:
         for gpus in shares[: len(folders)]:
             ours, theirs = context.Pipe()
@@ -116,9 +108,9 @@ def _run_in_processes(shares: Sequence[str | None], folders: Sequence[Path]) -> 
         idle = list(workers)
         while waiting or running:
             while waiting and idle:
-                pipe, folder = idle.pop(), waiting.pop(0)
-                running[pipe] = folder
-                pipe.send(folder)
+                pipe = idle.pop()
+                running[pipe] = waiting.pop(0)
+                pipe.send(running[pipe])
             ready: Any
             for ready in wait(list(running)):
                 folder = running.pop(ready)
@@ -151,7 +143,9 @@ def _work(pipe: Connection, gpus: str | None, threads: int) -> None:
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing has asked for CUDA yet
     torch.set_num_threads(threads)
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    stop_at_end_of(parent.sentinel)
     try:
         with interrupted_by_sigterm():
             while True:
@@ -163,11 +157,3 @@ def _work(pipe: Connection, gpus: str | None, threads: int) -> None:
                     pipe.send(str(error))
     except (KeyboardInterrupt, EOFError):
         pass
-
-
-def _stop_with_parent() -> None:
-    """Save and stop when the process that started us was killed: nobody else would stop us."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from didicm.experiments.comparison import METHODS, QUESTION
 from didicm.experiments.spec import Condition, Method, Run
+from didicm.experiments.study_file import METHODS, QUESTION
 from didicm.settings import TrainConfig
 from didicm.values import flatten, override
 

@@ -2,27 +2,37 @@
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from filelock import Timeout
 from rich.console import Console
 
 from didicm.errors import UserError
-from didicm.experiments.execute import LOCK, close_run, locked, prepare, read_result, write_run
+from didicm.experiments.execute import LOCK, close_run, locked, prepare, read_result, read_share, write_run
 from didicm.experiments.executors import interrupted_by_sigterm, make_executor
-from didicm.experiments.progress import StudyProgress
-from didicm.experiments.results import Plan, RunResult, append_result, read_plan, read_results, write_plan
+from didicm.experiments.results import (
+    Plan,
+    RunResult,
+    append_result,
+    conflicts,
+    extend,
+    read_plan,
+    read_results,
+    write_plan,
+)
 from didicm.experiments.spec import Run, Study
 from didicm.files import read_json, to_json, write_files
+from didicm.progress import ProgressDisplay
 from didicm.values import flatten
 
 OWNER, JOBS = "owner.json", "jobs"
+POLL, QUIET = 1.0, 20.0  # seconds between looks at the runs' folders; without a line, where there is no bar
 
 
 def run_study(
@@ -80,9 +90,8 @@ def run_study(
                         close_run(folder)
                         progress.finish(result)
             except KeyboardInterrupt:
-                console.print(
-                    f"stopped; what is done is in {out}: the same command goes on from there", markup=False
-                )
+                told = f"stopped; what is done is in {out}: the same command goes on from there"
+                console.print(told, markup=False)
                 raise
     done = {result.key: result for result in read_results(out)}
     return [done[key] for key in runs]
@@ -116,16 +125,22 @@ def check_runs(runs: Mapping[str, Run]) -> None:
             raise UserError(f"{run.condition}: {error}") from error
 
 
+def _described(run: Run) -> dict[str, Any]:
+    """Settings that a folder keeps to: not how a training is carried out, but for its precision."""
+    kept = {k: v for k, v in flatten(run.config).items() if k not in ("out", "seed") and not k.startswith("run.")}
+    return {**kept, "run.precision": run.config.run.precision}
+
+
 @contextmanager
 def owned(folder: Path, command: str = "") -> Iterator[None]:
     """Be the only process that runs a study in a folder; the system frees it, however this process ends."""
     about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%H:%M"), "command": command}
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder, wait=False))
-        except Timeout:
-            told = f"{folder} is being run by {_owner(folder)}: wait for it, or give another --out"
-            raise UserError(told) from None
+    try:
+        lock = locked(folder, wait=False)
+    except Timeout:
+        told = f"{folder} is being run by {_owner(folder)}: wait for it, or give another --out"
+        raise UserError(told) from None
+    with lock:
         write_files(folder, {OWNER: to_json(about)})
         yield
 
@@ -141,73 +156,65 @@ def _owner(folder: Path) -> str:
 def _check_folder(out: Path) -> Plan | None:
     """What the folder was started with; one that holds something else is left alone."""
     plan = read_plan(out)
-    mine = (LOCK, OWNER)
-    if (
-        plan is None
-        and out.exists()
-        and (not out.is_dir() or any(path.name not in mine for path in out.iterdir()))
-    ):
+    others = {path.name for path in out.iterdir()} - {LOCK, OWNER} if out.is_dir() else out.exists()
+    if plan is None and others:
         raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
     return plan
 
 
-# What a folder keeps to
+class StudyProgress:
+    """Shows how far the runs are, whoever carries them out, as their folders tell; use it as a context."""
+
+    def __init__(
+        self, console: Console, runs: Mapping[str, Run], done: Iterable[str], folders: Mapping[str, Path]
+    ):
+        self._runs, self._folders = runs, folders
+        self._work = {key: _work(run) for key, run in runs.items()}
+        self._done = set(done)
+        self._display = ProgressDisplay(console, sum(self._work.values()), int(self._worked()), seconds=QUIET)
+        self._stop = threading.Event()
+        self._guard = threading.Lock()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "StudyProgress":
+        self._display.__enter__()
+        if not self._display.console.is_terminal:
+            self._display.print(f"{len(self._runs)} trainings, {len(self._done)} of them done before")
+        self._watcher.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._watcher.join()
+        self._display.__exit__(kind, error, trace)
+
+    def finish(self, result: RunResult) -> None:
+        """Note a finished run, and print what came out."""
+        metrics = result.measurements[0].metrics
+        numbers = f"top-1 {100 * metrics['cls/Acc']:.1f} %  NLL {metrics['cls/NLL']:.3f}"
+        with self._guard:
+            self._done.add(result.key)
+            self._display.update(self._worked(), self._count())
+            self._display.print(f"{self._count()}  {self._runs[result.key]}: {numbers}{self._display.left}")
+
+    def _watch(self) -> None:
+        while not self._stop.wait(POLL):
+            with self._guard:
+                shares = {key: read_share(path) for key, path in self._folders.items() if key not in self._done}
+                running = next((f"  {self._runs[key]}" for key, share in shares.items() if 0 < share < 1), "")
+                self._display.update(self._worked(shares), self._count() + running)
+
+    def _worked(self, shares: Mapping[str, float] | None = None) -> float:
+        whole = sum(self._work[key] for key in self._done)
+        return whole + sum(self._work[key] * share for key, share in (shares or {}).items())
+
+    def _count(self) -> str:
+        return f"{len(self._done)}/{len(self._runs)}"
 
 
-def conflicts(stored: Plan, plan: Plan) -> str:
-    """What differs from what a folder was started with, if anything; methods, conditions and seeds may join."""
-    before, now = stored.study, plan.study
-    if before.held_out != now.held_out:
-        return f"held_out is {before.held_out:g}, not {now.held_out:g}"
-    by_condition = _names(_CONDITION, *before.by_fraction.values(), *now.by_fraction.values())
-    for m, c, other, d in product(before.methods, before.conditions, now.methods, now.conditions):
-        if str(m) != str(other) and (m.recipe, m.baseline) != (other.recipe, other.baseline):
-            continue  # nothing in common
-        own = _names(m.settings, other.settings) if str(m) != str(other) else set()
-        own |= by_condition if c != d else set()
-        new = _leaves(plan.settings.get(f"{other}, {d}", {}))
-        for name, value in _leaves(stored.settings.get(f"{m}, {c}", {})).items():
-            if name not in own and new.get(name, value) != value:
-                return f"{name} is {value}, not {new[name]}"
-    if [(s.name, s.settings) for s in before.samplers] != [(s.name, s.settings) for s in now.samplers]:
-        return f"samplers are {', '.join(spec.name for spec in before.samplers) or 'the usual ones'}"
-    return ""
-
-
-def extend(stored: Plan, plan: Plan) -> Plan:
-    """The plan with what was asked for earlier: a comparison may grow, a study is what its file says."""
-    before, now = stored.study, plan.study
-    if now.layout != "comparison":
-        return plan
-    methods = {str(method): method for method in (*before.methods, *now.methods)}
-    study = replace(
-        now,
-        methods=tuple(methods.values()),
-        conditions=tuple(dict.fromkeys((*before.conditions, *now.conditions))),
-        by_fraction={**before.by_fraction, **now.by_fraction},
-        seeds=max(before.seeds, now.seeds),
-    )
-    settings, runs = {**stored.settings, **plan.settings}, {**stored.runs, **plan.runs}
-    return replace(plan, study=study, settings=settings, runs=runs)
-
-
-_CONDITION = dict.fromkeys(("image.size", "fraction", "corrupt_train", "corrupt_eval"))
-
-
-def _described(run: Run) -> dict[str, Any]:
-    """Settings that a folder keeps to: not how a training is carried out, but for its precision."""
-    kept = {k: v for k, v in flatten(run.config).items() if k not in ("out", "seed") and not k.startswith("run.")}
-    return {**kept, "run.precision": run.config.run.precision}
-
-
-def _leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted names, free mappings too."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        inner = {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, Mapping) else {name: value}
-        flat |= inner
-    return flat
-
-
-def _names(*settings: Mapping[str, Any]) -> set[str]:
-    return {name for own in settings for name in _leaves(own)}
+def _work(run: Run) -> float:
+    """Rough work of a run: images seen times what an image costs."""
+    config = run.config
+    size = config.image.size or config.image.limit
+    draws = config.draws_per_image if config.method == "diffusion" else 1
+    return config.epochs * config.fraction * (size**2 + 200) * (1 + draws)

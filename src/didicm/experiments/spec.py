@@ -46,9 +46,7 @@ class Method(Settings):
     """One of the classifiers that are compared."""
 
     name: str  # such as standard or DiDiCM-CP
-    variant: str = (
-        ""  # tells methods of one name apart; baselines of the same variant are what it is compared with
-    )
+    variant: str = ""  # tells methods of one name apart; it is compared with baselines of the same variant
     size: str = ""  # of the network, its place in layout `sizes`
     recipe: str | None = None  # if another than the study's
     settings: Mapping[str, Any] = field(default_factory=dict)  # by dotted names of TrainConfig
@@ -85,9 +83,7 @@ class Run:
     condition: Condition
     seed: int
     config: TrainConfig
-    samplers: tuple[
-        SamplerSpec, ...
-    ] = ()  # of a diffusion classifier, the main one first; none for the usual ones
+    samplers: tuple[SamplerSpec, ...] = ()  # of DiDiCM's networks, the main one first; none for the usual ones
     held_out: float = 0.1  # share of the training images kept for the temperature; 0 for no temperature
 
     def __str__(self) -> str:
@@ -119,19 +115,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Study(Settings):
-    """A grid of trainings with a question.
-
-    Args:
-        conditions: given as a list, or as the product of `resolutions`, `fractions` and `corruptions`
-        published: the paper's table to print beside ours
-        data: where the images are; none means that the user has to say it
-        recipe: settings that all methods start from
-        settings: of all trainings, by dotted names
-        by_fraction: settings for a fraction of the training images, such as more epochs where there are fewer
-        samplers: of DiDiCM's networks, the main one first
-        held_out: share of the training images that is kept for the temperature; 0 means no temperature
-        note: what a reader of the report should know
-    """
+    """A grid of trainings with a question."""
 
     name: str
     title: str
@@ -139,15 +123,15 @@ class Study(Settings):
     layout: Layout
     methods: tuple[Method, ...]
     conditions: tuple[Condition, ...] = (Condition(),)
-    published: str | None = None
-    data: str | None = None
-    recipe: str = "small"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    by_fraction: Mapping[float, Mapping[str, Any]] = field(default_factory=dict)
-    samplers: tuple[SamplerSpec, ...] = ()
+    published: str | None = None  # the paper's table to print beside ours
+    data: str | None = None  # where the images are; None: the user has to say it
+    recipe: str = "small"  # settings that all methods start from
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of all trainings, by dotted names
+    by_fraction: Mapping[float, Mapping[str, Any]] = field(default_factory=dict)  # such as more epochs for few
+    samplers: tuple[SamplerSpec, ...] = ()  # as in `Run`
     seeds: Natural = 3
-    held_out: Annotated[float, Range(0, 1)] = 0.1
-    note: str = ""
+    held_out: Annotated[float, Range(0, 1)] = 0.1  # as in `Run`
+    note: str = ""  # what a reader of the report should know
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,18 +144,14 @@ class Study(Settings):
 
         `settings` are the user's: they override recipes and the study, but not what makes a method.
         """
+        asked = {**(settings or {}), "data": data}
+        shared: dict[str, Any] = {"samplers": self.samplers, "held_out": self.held_out}
         return [
-            Run(method, condition, seed, config, self.samplers, self.held_out)
+            Run(method, condition, seed, self._config(method, condition, seed, asked), **shared)
             for seed, condition, method in product(range(seeds), self.conditions, self.methods)
-            for config in [self._config(method, condition, {**(settings or {}), "data": data}, seed)]
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, kept with the results; `make_study` reads them."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
-
-    def _config(self, method: Method, condition: Condition, settings: Mapping[str, Any], seed: int) -> TrainConfig:
+    def _config(self, method: Method, condition: Condition, seed: int, asked: Mapping[str, Any]) -> TrainConfig:
         """Settings of one training: the method's recipe, changed by the weakest wish first."""
         own: dict[str, Any] = {**method.settings, "seed": seed, "fraction": condition.fraction}
         if condition.resolution is not None:
@@ -179,7 +159,7 @@ class Study(Settings):
         if condition.corruption is not None:
             own |= {"corrupt_train": condition.corruption, "corrupt_eval": condition.corruption}
         recipe = load_recipe(method.recipe or self.recipe, method.settings.get("method", "diffusion"))
-        config = override(recipe, self.settings, self.by_fraction.get(condition.fraction, {}), settings, own)
+        config = override(recipe, self.settings, self.by_fraction.get(condition.fraction, {}), asked, own)
         # One of many trainings: nobody looks at its curve, and only its end counts.
         devices = 1 if config.run.devices == "auto" else config.run.devices
         run = replace(config.run, devices=devices, nodes=1, strategy="auto", tensorboard=False, wandb=None)
@@ -214,10 +194,8 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     yield bool(study.samplers) and not stored, "curves need samplers beside them"
     if study.layout == "sizes":
         yield not all(method.size for method in study.methods), "with layout sizes every method needs a size"
-        yield (
-            len(study.conditions) > 1 or len(study.samplers) > 1,
-            "layout sizes takes one condition and one sampler",
-        )
+        several = max(len(study.conditions), len(study.samplers)) > 1
+        yield several, "layout sizes takes one condition and one sampler"
     if study.layout == "steps":
         yield not study.samplers, "layout steps needs samplers"
         yield len(study.conditions) > 1, "layout steps takes one condition"

@@ -1,6 +1,6 @@
-"""Studies as files: YAML that ships or is the user's own, and what is stored with results."""
+"""Where studies come from: YAML that ships or is the user's own, what is stored with results, and comparisons."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from itertools import product
@@ -11,9 +11,56 @@ import yaml
 
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.experiments.spec import PUBLISHED, STUDIES, Condition, Method, SamplerSpec, Study
-from didicm.values import coerce
+from didicm.settings import load_recipe
+from didicm.values import coerce, override
 
 T = TypeVar("T")
+
+# What each method of a comparison changes in the recipe; all have the same trunk, epochs and batches.
+METHODS = {
+    "standard": Method("standard", settings={"method": "standard"}),
+    "standard-smooth": Method(
+        "standard", "smoothed labels", settings={"method": "standard", "augment.label_smoothing": 0.1}
+    ),
+    "didicm-score": Method("DiDiCM", "score", settings={"model_args.parameterization": "score"}),  # the paper's
+    "didicm-posterior": Method("DiDiCM", "posterior", settings={"model_args.parameterization": "posterior"}),
+}
+QUESTION = "Is DiDiCM better than a standard classifier, and at what cost?"
+
+
+def compare_study(
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    resolutions: Sequence[int] = (),
+    fractions: Sequence[float] = (1.0,),
+    corruptions: Sequence[str] = ("none",),
+    seeds: int = 3,
+    recipe: str = "small",
+    settings: Mapping[str, Any] | None = None,
+) -> Study:
+    """The study that compares `methods`, by their names in `METHODS`, under every combination of conditions.
+
+    `resolutions` are in pixels, by default the recipe's; `fractions` are of the training images; `corruptions`,
+    such as `noise:3` or `none`, are of all images; `settings` are of all trainings, by dotted names.
+    """
+    for name in methods:
+        if name not in METHODS:
+            raise UserError(f"--methods has no {name!r}: {did_you_mean(name, METHODS)}")
+    chosen = dict.fromkeys(methods)
+    if "standard" in chosen and override(load_recipe(recipe), settings or {}).augment.label_smoothing:
+        chosen.pop("standard-smooth", None)  # the recipe smooths all of them
+    conditions = product(resolutions or (None,), fractions, corruptions)
+    return Study(
+        name="comparison",
+        title="DiDiCM against a standard classifier",
+        question=QUESTION,
+        layout="comparison",
+        methods=tuple(METHODS[name] for name in chosen),
+        conditions=tuple(dict.fromkeys(Condition(r, f, None if c == "none" else c) for r, f, c in conditions)),
+        recipe=recipe,
+        settings=settings or {},
+        seeds=seeds,
+    )
 
 
 def list_studies() -> list[str]:
@@ -36,7 +83,7 @@ def load_study(name: str) -> Study:
 
 
 def make_study(content: Mapping[str, Any], where: str) -> Study:
-    """A study from YAML or from `Study.to_dict`, every key and value checked: a mistake shows before the hours."""
+    """A study from YAML or stored JSON, every key and value checked: a mistake shows before the hours."""
     values = dict(content)
     axes = {name: values.pop(name) for name in ("resolutions", "fractions", "corruptions") if name in values}
     curves = values.pop("curves", {})
@@ -89,16 +136,15 @@ def _samplers(given: Any, curves: Any) -> tuple[SamplerSpec, ...]:
     """Samplers by name, then those that only make curves, expanded over steps and chains; or stored ones."""
     if isinstance(given, (list, tuple)):
         return tuple(_make(SamplerSpec, entry) for entry in given)
-    by_name = Mapping[str, Mapping[str, Any]]
-    tables = [s for name, own in coerce(given, by_name, "samplers").items() for s in _expand(name, own)]
-    known = {spec.name for spec in tables}
-    extra = [
-        s for name, own in coerce(curves, by_name, "curves").items() for s in _expand(name, own, stored=False)
-    ]
-    return (*tables, *(spec for spec in extra if spec.name not in known))
+    made: dict[str, SamplerSpec] = {}
+    for key, group, stored in (("samplers", given, True), ("curves", curves, False)):
+        for name, settings in coerce(group, Mapping[str, Mapping[str, Any]], key).items():
+            for spec in _expand(name, settings, stored):
+                made.setdefault(spec.name, spec)
+    return tuple(made.values())
 
 
-def _expand(name: str, settings: Mapping[str, Any], stored: bool = True) -> Iterator[SamplerSpec]:
+def _expand(name: str, settings: Mapping[str, Any], stored: bool) -> Iterator[SamplerSpec]:
     """One sampler for each number of steps and of chains; of several, only the first keeps its posteriors."""
     listed = {key: settings[key] for key in ("steps", "chains") if isinstance(settings.get(key), list)}
     for i, values in enumerate(product(*listed.values())):

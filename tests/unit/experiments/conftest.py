@@ -4,10 +4,12 @@ import json
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import pytest
 
 from didicm.experiments.results import read_results
+from didicm.experiments.run import run_study
 from didicm.experiments.study_file import make_study
 
 TINY = {
@@ -56,6 +58,14 @@ def tiny():
     return tiny
 
 
+@pytest.fixture(scope="session")
+def whole(tiny, tmp_path_factory):
+    """Folder of a study that this process carried out without interruption."""
+    out = tmp_path_factory.mktemp("whole")
+    run_study(tiny(), out)
+    return out
+
+
 @pytest.fixture
 def start_study(start_didicm, tmp_path):
     """Run a study in a process of its own."""
@@ -63,7 +73,7 @@ def start_study(start_didicm, tmp_path):
     def start(study, out, process=None, **options):
         script = tmp_path / "script.py"
         script.write_text(SCRIPT)
-        arguments = (json.dumps(x) for x in (study.to_dict(), str(out), options))
+        arguments = (json.dumps(x) for x in (asdict(study), str(out), options))
         return start_didicm(*arguments, under=(str(script),), **(process or {}))
 
     return start

@@ -21,14 +21,6 @@ from didicm.settings import RunConfig
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def whole(tiny, tmp_path_factory):
-    """A study that this process carried out."""
-    out = tmp_path_factory.mktemp("whole")
-    run_study(tiny(), out)
-    return out
-
-
 def is_alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -60,12 +52,7 @@ def spoil(trainings, run):
     return path
 
 
-def test_whatever_stops_a_study_its_trainings_are_saved_and_go_on(tiny, tmp_path, meanwhile):
-    study = tiny({"epochs": 100_000}, seeds=1)
-
-    def both_train():
-        return len(list(tmp_path.glob("measured/*/progress"))) == 2
-
+def test_whatever_stops_the_workers_their_trainings_are_saved_and_go_on(tiny, tmp_path, meanwhile):
     def kill_one():
         os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
 
@@ -74,20 +61,24 @@ def test_whatever_stops_a_study_its_trainings_are_saved_and_go_on(tiny, tmp_path
             os.kill(pid, signal.SIGINT)
 
     died = "7 px, 5 % of the images, seed 0: its process was killed by SIGKILL"
-    with meanwhile(both_train, kill_one), pytest.raises(UserError, match=died):
-        run_study(study, tmp_path, jobs=2)
+    with (
+        meanwhile(lambda: len(list(tmp_path.glob("measured/*/progress"))) == 2, kill_one),
+        pytest.raises(UserError, match=died),
+    ):
+        run_study(tiny({"epochs": 100_000}, seeds=1), tmp_path, jobs=2)
     assert not workers_of(os.getpid())
     (saved,) = tmp_path.glob("runs/*/state/*.safetensors")
+    before = saved.stat().st_mtime_ns
 
-    for path in tmp_path.glob("measured/*/progress"):
-        path.unlink()
-    console = Console(record=True, width=500)
-    with meanwhile(both_train, ctrl_c), pytest.raises(KeyboardInterrupt):
-        run_study(study, tmp_path, jobs=2, console=console)
-    assert "the same command goes on" in console.export_text()
+    training = saved.parents[1]
+    folder = tmp_path / "measured" / training.name
+    (folder / "progress").unlink()
+    run_all = make_executor("local", 2, RunConfig(accelerator="cpu"), {}, tmp_path, Console())
+    with meanwhile((folder / "progress").exists, ctrl_c), pytest.raises(KeyboardInterrupt):
+        next(run_all([folder]))
     assert not workers_of(os.getpid())
-    assert len(list(tmp_path.glob("runs/*/state/*.safetensors"))) == 2
-    assert "resuming from step" in (saved.parents[1] / "train.log").read_text()
+    assert saved.stat().st_mtime_ns > before
+    assert "resuming from step" in (training / "train.log").read_text()
 
 
 def test_workers_share_a_study_stop_with_their_owner_and_give_the_same_numbers_when_run_again(
@@ -123,7 +114,6 @@ def test_a_mistake_that_one_of_several_processes_finds_is_kept_for_the_one_that_
 ):
     folder = write_run(tmp_path, tmp_path, tiny({"model_args": {"widht": 2}}).runs("fashion-mini", 1)[1])
     training = tmp_path / "runs" / folder.name
-    monkeypatch.setattr("didicm.experiments.execute._stop_with_parent", lambda: None)
     for rank, told in (("1", False), ("0", True)):
         monkeypatch.setenv("RANK", rank)
         assert train_as_one_of_several(folder) == 2
@@ -146,16 +136,12 @@ def test_submitit_tells_of_a_failed_job_while_others_go_on_and_nothing_is_traine
     study, out = tiny(seeds=1), tmp_path / "out"
     spoilt = spoil(tmp_path, study.runs("fashion-mini", 1)[1])
     console = Console(record=True, width=500)
-
-    def run():
-        run_study(study, out, trainings=tmp_path, executor="submitit-local", jobs=2, console=console)
-
     failed = r"job \w+ failed \(DiDiCM, 7 px.*, seed 0: .*trained.json is damaged.*: see .*_log.err"
     with pytest.raises(UserError, match=failed):
-        run()
-    spoilt.unlink()
-    run()  # the other job may be waiting, at it, or done
+        run_study(study, out, trainings=tmp_path, executor="submitit-local", jobs=2, console=console)
     assert "submitted 2 jobs, which go on if this stops" in console.export_text()
+    spoilt.unlink()
+    run_study(study, out, trainings=tmp_path)  # the other job may be waiting, at it, or done
     assert len(numbers_of(out)) == 2
     assert all(numbers in numbers_of(whole) for numbers in numbers_of(out))
     for log in tmp_path.glob("runs/*/train.log"):

@@ -230,4 +230,4 @@ def test_sizes_of_an_old_study_are_apart_from_names(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"study": content}))
     study = read_plan(tmp_path).study
     assert [(m.name, m.size, str(m)) for m in study.methods][1] == ("standard", "10", "standard, 10")
-    assert make_study(study.to_dict(), "here") == study
+    assert make_study(asdict(study), "here") == study

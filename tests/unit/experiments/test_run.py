@@ -14,17 +14,9 @@ from didicm.errors import UserError
 from didicm.evaluation import evaluate_probs, load_posteriors
 from didicm.experiments.execute import execute, locked, prepare, read_result, resize_once, write_run
 from didicm.experiments.measure import final_epochs_gain
-from didicm.experiments.results import RESULTS, read_plan, read_results
-from didicm.experiments.run import conflicts, extend, owned, plan_runs, run_study
+from didicm.experiments.results import RESULTS, conflicts, extend, read_plan, read_results
+from didicm.experiments.run import owned, plan_runs, run_study
 from didicm.experiments.spec import PICTURES
-
-
-@pytest.fixture(scope="module")
-def whole(tiny, tmp_path_factory):
-    """An uninterrupted study."""
-    out = tmp_path_factory.mktemp("whole")
-    run_study(tiny(), out)
-    return out
 
 
 @pytest.fixture
@@ -81,8 +73,10 @@ def test_a_schedulers_sigterm_saves_the_training_and_frees_the_folder(tiny, tmp_
     def training():
         return list(tmp_path.glob("measured/*/progress"))
 
+    console = Console(record=True, width=500)
     with meanwhile(training, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(KeyboardInterrupt):
-        run_study(tiny({"epochs": 100_000}), tmp_path)
+        run_study(tiny({"epochs": 100_000}), tmp_path, console=console)
+    assert "the same command goes on" in console.export_text()
     assert list(tmp_path.glob("runs/*/state/*"))
     with owned(tmp_path):
         pass

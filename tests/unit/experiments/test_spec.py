@@ -1,12 +1,12 @@
 import json
+from dataclasses import asdict
 
 import pytest
 import yaml
 
 from didicm.errors import UserError
-from didicm.experiments.comparison import METHODS, compare_study
 from didicm.experiments.spec import Condition, Run
-from didicm.experiments.study_file import list_studies, load_study, make_study
+from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study, make_study
 
 SMALL = {
     "name": "mine",
@@ -31,7 +31,7 @@ def test_every_study_can_be_made_into_runs_and_stored(name):
     study = load_study(name)
     runs = study.runs("fashion-mini", 2)
     assert len({run.key for run in runs}) == len(runs)
-    assert make_study(json.loads(json.dumps(study.to_dict())), "stored") == study
+    assert make_study(json.loads(json.dumps(asdict(study))), "stored") == study
     assert Run.from_dict(json.loads(json.dumps(runs[-1].to_dict()))) == runs[-1]
     assert (study.data is None) == name.endswith("imagenet")
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from didicm.evaluation import evaluate_probs, save_posteriors
-from didicm.experiments.comparison import METHODS, QUESTION
 from didicm.experiments.results import Measurement, Plan, RunResult, append_result, write_plan
 from didicm.experiments.spec import PICTURES, Condition, Study
+from didicm.experiments.study_file import METHODS, QUESTION
 from didicm.report.records import rows_of
 from didicm.report.verdict import verdict
 

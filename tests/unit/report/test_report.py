@@ -9,10 +9,9 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from didicm.errors import UserError
-from didicm.experiments.comparison import METHODS
 from didicm.experiments.results import read_plan, write_plan
 from didicm.experiments.spec import Condition
-from didicm.experiments.study_file import make_study
+from didicm.experiments.study_file import METHODS, make_study
 from didicm.report import html
 from didicm.report.html import write_report
 
