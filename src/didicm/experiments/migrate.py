@@ -7,7 +7,7 @@ from typing import Any
 from didicm.experiments.spec import Condition, Method, Run
 from didicm.experiments.study_file import METHODS, QUESTION
 from didicm.settings import TrainConfig
-from didicm.values import flatten, override
+from didicm.values import override
 
 OLD_PLAN = "plan.json"
 
@@ -20,11 +20,7 @@ def migrate_plan(old: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `Plan`, plain, from a plan.json."""
     runs = [_run(key, label, old) for key, label in old.get("cells", {}).items()]
     study = _migrate_study(old) if old.get("study") else _make_comparison(old, runs)
-    settings = {}
-    for run in runs:
-        plain = flatten(run.config)
-        kept = [k for k in plain if k == "run.precision" or (k not in ("out", "seed") and k[:4] != "run.")]
-        settings[f"{run.method}, {run.condition}"] = {k: plain[k] for k in kept}
+    settings = {f"{run.method}, {run.condition}": run.settings for run in runs}
     own = {"study": study, "settings": settings, "runs": {run.key: str(run.method) for run in runs}}
     return {**own, "command": old.get("command", ""), "data": old.get("data") or study.get("data") or ""}
 
@@ -94,11 +90,7 @@ def _run(key: str, label: str, plan: Mapping[str, Any]) -> Run:
     condition = Condition(pixels, float(found["fraction"]), None if corruption == "none" else corruption)
     settings = dict(plan["settings"])
     held_out, precision = settings.pop("held_out"), settings.pop("precision")
-    own = {"seed": int(found["seed"]), "fraction": condition.fraction, "run.precision": precision}
-    if pixels:
-        own["image.size"] = pixels
-    if condition.corruption:
-        own |= {"corrupt_train": condition.corruption, "corrupt_eval": condition.corruption}
+    own = {"seed": int(found["seed"]), "run.precision": precision, **condition.settings}
     overrides = plan["overrides"][f"{label}, {condition}"]
     config = override(TrainConfig(), _migrate_settings(settings), _migrate_settings(overrides), own)
     return Run(_method(label, plan), condition, int(found["seed"]), config, held_out=held_out)

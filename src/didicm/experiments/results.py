@@ -78,6 +78,41 @@ class Plan:
     settings: dict[str, dict[str, Any]]  # of each training but for run.*, out and seed, by "method, condition"
     runs: dict[str, str]  # label of the method by the key of each run
 
+    def conflict(self, new: "Plan") -> str:
+        """What a new plan for the same folder changes, if anything; methods, conditions and seeds may join."""
+        before, now = self.study, new.study
+        if before.held_out != now.held_out:
+            return f"held_out is {before.held_out:g}, not {now.held_out:g}"
+        by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval"}
+        by_condition.update(*map(_leaves, (*before.by_fraction.values(), *now.by_fraction.values())))
+        for m, c, other, d in product(before.methods, before.conditions, now.methods, now.conditions):
+            if str(m) != str(other) and (m.recipe, m.baseline) != (other.recipe, other.baseline):
+                continue  # nothing in common
+            own = {*_leaves(m.settings), *_leaves(other.settings)} if str(m) != str(other) else set()
+            own |= by_condition if c != d else set()
+            values = _leaves(new.settings.get(f"{other}, {d}", {}))
+            for name, value in _leaves(self.settings.get(f"{m}, {c}", {})).items():
+                if name not in own and values.get(name, value) != value:
+                    return f"{name} is {value}, not {values[name]}"
+        if [(s.name, s.settings) for s in before.samplers] != [(s.name, s.settings) for s in now.samplers]:
+            return f"samplers are {', '.join(spec.name for spec in before.samplers) or 'the usual ones'}"
+        return ""
+
+    def extended(self, new: "Plan") -> "Plan":
+        """The new plan with what was asked for earlier: a comparison may grow, a study is what its file says."""
+        before, now = self.study, new.study
+        if now.layout != "comparison":
+            return new
+        methods = {str(method): method for method in (*before.methods, *now.methods)}
+        study = replace(
+            now,
+            methods=tuple(methods.values()),
+            conditions=tuple(dict.fromkeys((*before.conditions, *now.conditions))),
+            by_fraction={**before.by_fraction, **now.by_fraction},
+            seeds=max(before.seeds, now.seeds),
+        )
+        return replace(new, study=study, settings=self.settings | new.settings, runs=self.runs | new.runs)
+
 
 def read_plan(folder: Path) -> Plan | None:
     """What a folder was started with; None for a new folder."""
@@ -162,55 +197,9 @@ def _damage_told(what: str, remedy: str) -> Iterator[None]:
         raise UserError(f"{what} is damaged ({reason(error)}): {remedy}") from error
 
 
-# What a folder keeps to
-
-
-def conflicts(stored: Plan, plan: Plan) -> str:
-    """What differs from what a folder was started with, if anything; methods, conditions and seeds may join."""
-    before, now = stored.study, plan.study
-    if before.held_out != now.held_out:
-        return f"held_out is {before.held_out:g}, not {now.held_out:g}"
-    by_condition = _names(_CONDITION, *before.by_fraction.values(), *now.by_fraction.values())
-    for m, c, other, d in product(before.methods, before.conditions, now.methods, now.conditions):
-        if str(m) != str(other) and (m.recipe, m.baseline) != (other.recipe, other.baseline):
-            continue  # nothing in common
-        own = _names(m.settings, other.settings) if str(m) != str(other) else set()
-        own |= by_condition if c != d else set()
-        new = _leaves(plan.settings.get(f"{other}, {d}", {}))
-        for name, value in _leaves(stored.settings.get(f"{m}, {c}", {})).items():
-            if name not in own and new.get(name, value) != value:
-                return f"{name} is {value}, not {new[name]}"
-    if [(s.name, s.settings) for s in before.samplers] != [(s.name, s.settings) for s in now.samplers]:
-        return f"samplers are {', '.join(spec.name for spec in before.samplers) or 'the usual ones'}"
-    return ""
-
-
-def extend(stored: Plan, plan: Plan) -> Plan:
-    """The plan with what was asked for earlier: a comparison may grow, a study is what its file says."""
-    before, now = stored.study, plan.study
-    if now.layout != "comparison":
-        return plan
-    methods = {str(method): method for method in (*before.methods, *now.methods)}
-    study = replace(
-        now,
-        methods=tuple(methods.values()),
-        conditions=tuple(dict.fromkeys((*before.conditions, *now.conditions))),
-        by_fraction={**before.by_fraction, **now.by_fraction},
-        seeds=max(before.seeds, now.seeds),
-    )
-    return replace(plan, study=study, settings=stored.settings | plan.settings, runs=stored.runs | plan.runs)
-
-
-_CONDITION = dict.fromkeys(("image.size", "fraction", "corrupt_train", "corrupt_eval"))
-
-
 def _leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted names, free mappings too."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         flat |= {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, Mapping) else {name: value}
     return flat
-
-
-def _names(*settings: Mapping[str, Any]) -> set[str]:
-    return {name for own in settings for name in _leaves(own)}

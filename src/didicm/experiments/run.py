@@ -16,20 +16,10 @@ from rich.console import Console
 from didicm.errors import UserError
 from didicm.experiments.execute import LOCK, close_run, locked, prepare, read_result, read_share, write_run
 from didicm.experiments.executors import interrupted_by_sigterm, make_executor
-from didicm.experiments.results import (
-    Plan,
-    RunResult,
-    append_result,
-    conflicts,
-    extend,
-    read_plan,
-    read_results,
-    write_plan,
-)
+from didicm.experiments.results import Plan, RunResult, append_result, read_plan, read_results, write_plan
 from didicm.experiments.spec import Run, Study
 from didicm.files import read_json, to_json, write_files
 from didicm.progress import ProgressDisplay
-from didicm.values import flatten
 
 OWNER, JOBS = "owner.json", "jobs"
 POLL, QUIET = 1.0, 20.0  # seconds between looks at the runs' folders; without a line, where there is no bar
@@ -67,7 +57,7 @@ def run_study(
     out, home, console = Path(out), Path(trainings or out), console or Console(soft_wrap=True)
     runs, plan = plan_runs(study, data, seeds, settings, command)
     stored, done = _check_folder(out), {result.key: result for result in read_results(out)}
-    if stored and done and (changed := conflicts(stored, plan)):
+    if stored and done and (changed := stored.conflict(plan)):
         raise UserError(f"{out} was started with other settings ({changed}): give them again, or another --out")
     left = {key: run for key, run in runs.items() if key not in done}
     check_runs(left)  # a mistake shows before anything is written
@@ -75,7 +65,7 @@ def run_study(
     jobs = min(jobs, max(1, len(left)))
     run_all = make_executor(executor, jobs, first, cluster or {}, out / JOBS, console)
     with owned(home, command):
-        write_plan(out, extend(stored, plan) if stored and done else plan)
+        write_plan(out, stored.extended(plan) if stored and done else plan)
         if left:
             folders = {key: write_run(out, home, run) for key, run in left.items()}
             try:
@@ -112,7 +102,7 @@ def plan_runs(
         if same is not run:
             raise UserError(f"{same.method} and {run.method} have the same settings: leave one of them out")
     labels = {key: str(run.method) for key, run in runs.items()}
-    described = {f"{run.method}, {run.condition}": _described(run) for run in runs.values()}
+    described = {f"{run.method}, {run.condition}": run.settings for run in runs.values()}
     return runs, Plan(study, command, data, described, labels)
 
 
@@ -123,12 +113,6 @@ def check_runs(runs: Mapping[str, Run]) -> None:
             prepare(run)
         except UserError as error:
             raise UserError(f"{run.condition}: {error}") from error
-
-
-def _described(run: Run) -> dict[str, Any]:
-    """Settings that a folder keeps to: not how a training is carried out, but for its precision."""
-    kept = {k: v for k, v in flatten(run.config).items() if k not in ("out", "seed") and not k.startswith("run.")}
-    return {**kept, "run.precision": run.config.run.precision}
 
 
 @contextmanager

@@ -40,6 +40,12 @@ class Condition(Settings):
         parts = [f"{self.resolution} px" if self.resolution else "", f"{100 * self.fraction:g} % of the images"]
         return ", ".join(filter(None, [*parts, self.corruption]))
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it changes in a training."""
+        own = {"image.size": self.resolution, "corrupt_train": self.corruption, "corrupt_eval": self.corruption}
+        return {"fraction": self.fraction, **{name: value for name, value in own.items() if value is not None}}
+
 
 @dataclass(frozen=True)
 class Method(Settings):
@@ -89,12 +95,17 @@ class Run:
     def __str__(self) -> str:
         return f"{self.method}, {self.condition}, seed {self.seed}"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that seeds share: how a training is carried out is no part of it, but for its precision."""
+        kept = {k: v for k, v in flatten(self.config).items() if k not in ("out", "seed") and k[:4] != "run."}
+        return {**kept, "run.precision": self.config.run.precision}
+
     @cached_property
     def key(self) -> str:
         """A name that is the same for the same training, and fit for a file."""
-        # How a training is carried out is no part of what it is, but for its precision.
-        values = {k: v for k, v in flatten(self.config).items() if k != "out" and not k.startswith("run.")}
-        values |= {"held_out": self.held_out, "precision": self.config.run.precision}
+        values = {**self.settings, "seed": self.config.seed, "held_out": self.held_out}
+        values["precision"] = values.pop("run.precision")
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
         condition = self.condition
         where = f"{condition.resolution or 'own'}px-{condition.fraction:g}_{condition.corruption or 'none'}"
@@ -153,11 +164,7 @@ class Study(Settings):
 
     def _config(self, method: Method, condition: Condition, seed: int, asked: Mapping[str, Any]) -> TrainConfig:
         """Settings of one training: the method's recipe, changed by the weakest wish first."""
-        own: dict[str, Any] = {**method.settings, "seed": seed, "fraction": condition.fraction}
-        if condition.resolution is not None:
-            own["image.size"] = condition.resolution
-        if condition.corruption is not None:
-            own |= {"corrupt_train": condition.corruption, "corrupt_eval": condition.corruption}
+        own = {**method.settings, "seed": seed, **condition.settings}
         recipe = load_recipe(method.recipe or self.recipe, method.settings.get("method", "diffusion"))
         config = override(recipe, self.settings, self.by_fraction.get(condition.fraction, {}), asked, own)
         # One of many trainings: nobody looks at its curve, and only its end counts.

@@ -122,10 +122,9 @@ def _make(cls: type[T], values: Mapping[str, Any]) -> T:
 
 def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
     """Every combination, in the order of the paper's columns: fractions, and in them resolutions."""
-    kinds = {"resolutions": tuple[int | None, ...], "fractions": tuple[float, ...], "corruptions": tuple[str, ...]}
-    usual: dict[str, tuple[Any, ...]] = {"resolutions": (None,), "fractions": (1.0,), "corruptions": ("none",)}
-    given = {name: coerce(values, kinds[name], name) for name, values in axes.items()}
-    resolutions, fractions, corruptions = (usual | given).values()
+    resolutions = coerce(axes.get("resolutions", [None]), tuple[int | None, ...], "resolutions")
+    fractions = coerce(axes.get("fractions", [1.0]), tuple[float, ...], "fractions")
+    corruptions = coerce(axes.get("corruptions", ["none"]), tuple[str, ...], "corruptions")
     return [
         {"resolution": r, "fraction": f, "corruption": None if c == "none" else c}
         for c, f, r in product(corruptions, fractions, resolutions)

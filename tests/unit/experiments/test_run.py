@@ -14,7 +14,7 @@ from didicm.errors import UserError
 from didicm.evaluation import evaluate_probs, load_posteriors
 from didicm.experiments.execute import execute, locked, prepare, read_result, resize_once, write_run
 from didicm.experiments.measure import final_epochs_gain
-from didicm.experiments.results import RESULTS, conflicts, extend, read_plan, read_results
+from didicm.experiments.results import RESULTS, read_plan, read_results
 from didicm.experiments.run import owned, plan_runs, run_study
 from didicm.experiments.spec import PICTURES
 
@@ -185,26 +185,26 @@ def test_whether_the_loss_was_still_falling_is_read_from_the_last_two_tenths(tmp
 
 def test_a_folder_keeps_to_its_settings_and_may_grow(plan):
     stored = plan()
-    assert not conflicts(stored, plan())
-    assert conflicts(stored, plan({"optimizer.lr": 0.1})) == "optimizer.lr is 0.005, not 0.1"
-    assert conflicts(stored, plan({"model_args": {"width": 0.25}})) == "model_args.width is 0.125, not 0.25"
-    assert conflicts(stored, plan(held_out=0.2)) == "held_out is 0.1, not 0.2"
-    assert conflicts(stored, plan(samplers={"2 steps": {"steps": 2}})) == "samplers are the usual ones"
+    assert not stored.conflict(plan())
+    assert stored.conflict(plan({"optimizer.lr": 0.1})) == "optimizer.lr is 0.005, not 0.1"
+    assert stored.conflict(plan({"model_args": {"width": 0.25}})) == "model_args.width is 0.125, not 0.25"
+    assert stored.conflict(plan(held_out=0.2)) == "held_out is 0.1, not 0.2"
+    assert stored.conflict(plan(samplers={"2 steps": {"steps": 2}})) == "samplers are the usual ones"
     # Also for methods and conditions that are new.
-    assert conflicts(stored, plan({"optimizer.lr": 0.1}, resolutions=[14])) == "optimizer.lr is 0.005, not 0.1"
+    assert stored.conflict(plan({"optimizer.lr": 0.1}, resolutions=[14])) == "optimizer.lr is 0.005, not 0.1"
     smooth = [{"name": "smooth", "method": "standard", "augment.label_smoothing": 0.1}]
-    assert conflicts(stored, plan({"epochs": 3}, methods=smooth)) == "epochs is 2, not 3"
+    assert stored.conflict(plan({"epochs": 3}, methods=smooth)) == "epochs is 2, not 3"
 
     for grown in (plan(methods=smooth), plan(resolutions=[14]), plan(seeds=3)):
-        assert not conflicts(stored, grown)
-        joined = extend(stored, grown)
+        assert not stored.conflict(grown)
+        joined = stored.extended(grown)
         assert joined.runs == {**stored.runs, **grown.runs}
         assert joined.study.conditions[0] == stored.study.conditions[0]
         assert joined.study.methods[:2] == stored.study.methods
-        assert not conflicts(joined, stored)
-        assert not conflicts(joined, grown)
+        assert not joined.conflict(stored)
+        assert not joined.conflict(grown)
     study = plan(layout="metrics", methods=smooth)
-    assert extend(stored, study) is study
+    assert stored.extended(study) is study
 
 
 def test_the_plan_is_on_disk_before_the_first_result(tiny, whole):
