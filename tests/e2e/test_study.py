@@ -7,7 +7,7 @@ from didicm.experiments.spec import STUDIES
 
 SHRUNK = {
     "data": "fashion-mini",
-    "resolutions": [16],
+    "resolutions": [8],
     "fractions": [0.05],
     "by_fraction": {},
     "settings": {
@@ -23,6 +23,12 @@ SHRUNK = {
     },
 }
 STANDARD = {"method": "standard"}
+
+
+@pytest.fixture(autouse=True)
+def unrendered(monkeypatch):
+    """Figures are made but not rendered, which takes half the time: tests of reports look at them."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path, sh
     shown = works("study", path, f"--out={out}").out
     for words in (
         "4/4",
-        "10 %, 16 px",
+        "10 %, 8 px",
         "DiDiCM-CP, Strong Aug",
         "Published",
         "57.92",

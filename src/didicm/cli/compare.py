@@ -68,7 +68,7 @@ class CompareOptions(StudyOptions):
         steps: of DiDiCM's sampler; by default the recipe's
     """
 
-    out: Path = Path()
+    out: Path = field(kw_only=True)
     data: str = ""
     recipe: str = "small"
     resolutions: tuple[Natural, ...] = ()
@@ -100,8 +100,6 @@ def main(argv: list[str]) -> int:
     )
     options = parse(argv, CompareOptions, command="compare", description=text)
     console = Console(soft_wrap=True)
-    if options.out == Path():
-        raise UserError("didicm compare needs --out: a folder for results, models and report.html")
     if options.report_only:
         report = write_report(options.out)
     elif not options.data:

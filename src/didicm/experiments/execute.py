@@ -4,7 +4,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -12,7 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any
+from subprocess import PIPE, Popen
+from typing import IO
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -178,12 +178,11 @@ def _train_in_processes(run: Run, folder: Path, log: IO[str]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={run.config.run.devices}", "-m", __spec__.name, str(folder)]
     # In a session of their own: Ctrl-C reaches them once, through us. The pipe ends when we do.
-    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
-    with subprocess.Popen(command, start_new_session=True, **streams) as processes:
+    with Popen(command, stdin=PIPE, stdout=log, stderr=log, start_new_session=True) as torchrun:
         try:
-            code = processes.wait()
+            code = torchrun.wait()
         except BaseException:
-            processes.terminate()  # torchrun passes it on: the training is saved
+            torchrun.terminate()  # which it passes on: the training is saved
             raise
     if (training / ERROR).exists():
         raise UserError((training / ERROR).read_text(encoding="utf-8"))

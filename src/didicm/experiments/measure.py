@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from didicm.checkpoint import load
 from didicm.classifier import Classifier, DiffusionClassifier
@@ -99,13 +98,13 @@ def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> li
         return [SamplerSpec(ONE_CALL)]
     if asked:
         return list(asked)
+
+    def cp(steps: int, stored: bool = True) -> SamplerSpec:
+        return SamplerSpec(f"{steps} steps" if steps > 1 else "1 step", {"method": "cp", "steps": steps}, stored)
+
     steps = classifier.sampler.steps
-    fewer = [2**i for i in range(12) if 2**i < steps]
-    return [
-        SamplerSpec(_steps(steps), {"method": "cp", "steps": steps}),
-        SamplerSpec(ONE_CALL, {"method": "readout"}),
-        *(SamplerSpec(_steps(n), {"method": "cp", "steps": n}, stored=False) for n in reversed(fewer)),
-    ]
+    fewer = [cp(2**i, stored=False) for i in reversed(range(12)) if 2**i < steps]
+    return [cp(steps), SamplerSpec(ONE_CALL, {"method": "readout"}), *fewer]
 
 
 def final_epochs_gain(metrics: Path, epochs: int) -> float | None:
@@ -139,9 +138,4 @@ def _store_pictures(
         tensors["traced"] = traced
         tensors["trajectory"] = torch.stack([start, *(step.probs for step in path)], 1).float().cpu()
         tensors["times"] = torch.tensor([1.0, *(step.time for step in path)])
-    contiguous: dict[str, Tensor] = {name: x.contiguous() for name, x in tensors.items()}
-    write_files(folder, {PICTURES: lambda path: save_file(contiguous, path)})
-
-
-def _steps(steps: int) -> str:
-    return f"{steps} steps" if steps > 1 else "1 step"
+    write_files(folder, {PICTURES: lambda path: save_file({k: x.contiguous() for k, x in tensors.items()}, path)})
