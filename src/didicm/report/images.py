@@ -79,6 +79,11 @@ def trajectory_picture(items: Sequence[Traced], *, columns: int = 1) -> Figure:
             draw_trajectory(right, item, limit=limit)
         for _, right in axes[-columns:]:
             right.set_xlabel("diffusion time: from noise (1) to the answer (0)")
+        # The layout's solver differs from call to call by a hair; the same picture should be the same file.
+        figure.draw_without_rendering()
+        for panel in figure.axes:
+            panel.set_position([round(x, 3) for x in panel.get_position(original=True).bounds])
+        figure.set_layout_engine("none")
     return figure
 
 
