@@ -66,32 +66,32 @@ def test_one_command_trains_either_kind(changes, tmp_path, train, metrics_of):
 
 
 def test_training_learns(tmp_path, train, metrics_of):
-    train(tmp_path / "run", epochs=20, fraction=0.5)
+    train(tmp_path / "run", epochs=15, fraction=0.3)
     accuracy = [n["val/cls/Acc"] for n in metrics_of(tmp_path / "run") if "val/cls/Acc" in n]
-    assert accuracy[-1] > 0.5
+    assert accuracy[-1] > 0.4
 
 
 def test_killed_and_resumed_ends_with_the_same_bits(
     tmp_path, train, start_didicm, train_flags, weights_of, assert_same, metrics_of, works
 ):
-    settings = {"run__save_seconds": 0, "epochs": 6}
+    settings = {"run__save_seconds": 0, "epochs": 4, "run__validate_epochs": 2}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(whole, **settings)
 
     def position():
         return load_state(killed)[0].step if (killed / "state" / "state.safetensors").exists() else 0
 
-    for moment in (1, 11, 19):  # in the first epoch, after a validation, in the middle
+    for moment in (1, 11):  # in the first epoch, and after a validation
         process = start_didicm("train", *train_flags(killed, **settings))
         wait_until(lambda moment=moment: position() >= moment, process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert not load_state(killed)[0].finished
-    assert f"resuming from step {position()} of 30" in works("train", *train_flags(killed, **settings)).out
+    assert f"resuming from step {position()} of 20" in works("train", *train_flags(killed, **settings)).out
     assert_same(weights_of(whole), weights_of(killed))
     assert_same(weights_of(whole, "best"), weights_of(killed, "best"))
     steps = [n["step"] for n in metrics_of(killed) if "loss" in n]
-    assert steps == list(range(1, 31))
+    assert steps == list(range(1, 21))
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])

@@ -67,7 +67,8 @@ def test_text_stays_text_and_lists_need_no_brackets():
 
 
 def test_free_mappings_take_three_forms_and_add_up():
-    found = read("here", "--set", "batch_size=32", "--set.optimizer.lr", "1", "--set={a: [1, 2]}", "--set", "x=y=z")
+    given = ["--set", "batch_size=32", "--set.optimizer.lr", "1", "--set={a: [1, 2]}", "--set", "x=y=z"]
+    found = read("here", *given)
     assert found.set == {"batch_size": 32, "optimizer.lr": 1, "a": [1, 2], "x": "y=z"}
 
 
