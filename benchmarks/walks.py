@@ -3,9 +3,9 @@
     python -m benchmarks.walks            the three walks of docs/architecture.md
     python -m benchmarks.walks --list     the functions of each walk, in order
 
-A walk lists the package's functions in the order of their first call, without those that only have a meaning inside
-another one (lambdas, comprehensions). Its files are those the functions lie in; a switch is where two neighbours of
-the list lie in different files.
+A walk lists the package's functions in the order of their first call, without those that only have a meaning
+inside another one (lambdas, comprehensions). Its files are those the functions lie in; a switch is where two
+neighbours of the list lie in different files.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import io
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -70,7 +71,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
         for name, functions in walks(Path(scratch)).items():
             files = [file for file, _ in functions]
-            switches = sum(one != other for one, other in zip(files, files[1:], strict=False))
+            switches = sum(one != other for one, other in pairwise(files))
             print(f"{name:8} {len(set(files)):3} files {switches:4} switches {len(functions):4} functions")
             if "--list" in sys.argv:
                 print("\n".join(f"    {file:32} {function}" for file, function in functions))

@@ -82,7 +82,8 @@ def trajectory_picture(items: Sequence[Traced], *, columns: int = 1) -> Figure:
         # The layout's solver differs from call to call by a hair; the same picture should be the same file.
         figure.draw_without_rendering()
         for panel in figure.axes:
-            panel.set_position([round(x, 3) for x in panel.get_position(original=True).bounds])
+            left, bottom, width, height = (round(x, 3) for x in panel.get_position(original=True).bounds)
+            panel.set_position((left, bottom, width, height))
         figure.set_layout_engine("none")
     return figure
 

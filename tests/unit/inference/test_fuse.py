@@ -14,6 +14,7 @@ from didicm import (
 )
 from didicm.inference.winograd import WinogradConv2d
 
+
 def randomise_statistics(model):
     """Batch norms as after training: folding them then changes something."""
     for module in model.modules():
