@@ -22,7 +22,7 @@ demo: $(READY) ## DiDiCM against a standard classifier, at most five minutes, en
 	$(BIN)/didicm demo
 
 test: $(READY) ## run the tests
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 lint: $(READY) ## check format, rules, types and the direction of imports
 	$(BIN)/ruff format --check .

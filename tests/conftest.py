@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 # A busy machine is no failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
-# One thread each: pytest-xdist already gives every core a worker.
+# One thread each, in child processes too: pytest-xdist already gives every core a worker, and sums that more
+# threads share differ in the last digit.
+os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 PATIENCE = 1200  # seconds: a busy machine is many times slower than an idle one
@@ -91,7 +93,6 @@ def start_didicm():
     def start(*arguments, under=("-m", "didicm.cli"), **options):
         return subprocess.Popen(
             [sys.executable, *under, *map(str, arguments)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
