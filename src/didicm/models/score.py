@@ -108,6 +108,7 @@ class DiDiRN(Trunk, ScoreModel):
         if layout == "paper":  # else blocks add noise before they have learnt anything: deep trunks lose the image
             nn.init.zeros_(self.project.weight)
             nn.init.zeros_(self.project.bias)
+            self.zero_started = ("project.weight",)  # for optimisers that scale a step with the weights' norm
         else:
             self.init_residuals(1)
         # 32 groups, as in the paper; other widths have 16 channels per group, as the paper's last stage. In

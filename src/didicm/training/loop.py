@@ -4,12 +4,12 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
@@ -224,8 +224,14 @@ def _training_loader(config: TrainConfig, run: RunComponents, fabric: Fabric) ->
 def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     settings = config.optimizer
     lr = settings.lr * (config.fraction**-0.5 if settings.scale_lr else 1)
+    parameters: Any = model
+    zero_started = getattr(model, "zero_started", ())
+    if zero_started and settings.name.lower().startswith("lamb"):
+        # LAMB scales a step with the norm of the weights: those that start at zero would stay there. It does not
+        # scale the steps of parameters without weight decay.
+        parameters = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=zero_started)
     optimizer: torch.optim.Optimizer = create_optimizer_v2(
-        model, opt=settings.name, lr=lr, weight_decay=settings.weight_decay, momentum=settings.momentum
+        parameters, opt=settings.name, lr=lr, weight_decay=settings.weight_decay, momentum=settings.momentum
     )
     return optimizer
 

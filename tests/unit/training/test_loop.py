@@ -35,6 +35,13 @@ def test_a_compiled_network_learns_the_same(train, weights_of, assert_same, monk
     assert_same(weights_of(plain), weights_of(compiled), atol=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lambc", "sgd"])
+def test_the_condition_of_a_diffusion_classifier_grows_from_zero(optimizer, train, tmp_path, weights_of):
+    """LAMB scales a step with the norm of the weights: those that start at zero need to be outside of that."""
+    train(optimizer__name=optimizer, optimizer__lr=5e-3, epochs=4, optimizer__weight_decay=0.1)
+    assert weights_of(tmp_path / "run")["project.weight"].square().mean().sqrt() > 1e-4
+
+
 class FakeScaler:
     """A gradient scaler that finds an overflow on chosen steps, as float16 does on a GPU."""
 
