@@ -1,7 +1,8 @@
 """How far a reader has to walk: the files that a task passes through, and how often it goes from one to another.
 
-    python -m benchmarks.walks            the three walks of docs/architecture.md
-    python -m benchmarks.walks --list     the functions of each walk, in order
+    python -m benchmarks.walks            count the three walks of docs/architecture.md
+    python -m benchmarks.walks --list     and show the functions of each, in order
+    python -m benchmarks.walks --write    and write the counts into docs/architecture.md
 
 A walk lists the package's functions in the order of their first call, without those that only have a meaning
 inside another one (lambdas, comprehensions). Its files are those the functions lie in; a switch is where two
@@ -10,6 +11,7 @@ neighbours of the list lie in different files.
 
 import contextlib
 import io
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,6 +27,9 @@ import didicm
 from didicm.cli.__main__ import main
 
 ROOT = str(Path(didicm.__file__).parent)
+PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+STORED = PAGE.with_name("walks.json")
+START, END = "<!-- walks: python -m benchmarks.walks --write -->", "<!-- end of walks -->"
 TINY = ["--data=fashion-mini", "--model-args.width=0.125", "--fraction=0.1", "--batch-size=50", "--image.size=14"]
 
 
@@ -67,11 +72,29 @@ def walks(folder: Path) -> dict[str, list[tuple[str, str]]]:
     return {name: walk(task) for name, task in tasks.items()}
 
 
+def write(counts: dict[str, dict[str, int]]) -> None:
+    """Keep the counts beside those of the house before, and the table of both in the page on architecture."""
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    stored["now"] = counts
+    STORED.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+    lines = ["| walk | files before | files | switches before | switches |", "|---|---:|---:|---:|---:|"]
+    for name, now in counts.items():
+        before = stored["before"][name]
+        cells = f"{before['files']} | {now['files']} | {before['switches']} | {now['switches']}"
+        lines.append(f"| `didicm {name}` | {cells} |")
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    PAGE.write_text(f"{head}{START}\n" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
 if __name__ == "__main__":
+    counted = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, functions in walks(Path(scratch)).items():
             files = [file for file, _ in functions]
             switches = sum(one != other for one, other in pairwise(files))
+            counted[name] = {"files": len(set(files)), "switches": switches, "functions": len(functions)}
             print(f"{name:8} {len(set(files)):3} files {switches:4} switches {len(functions):4} functions")
             if "--list" in sys.argv:
                 print("\n".join(f"    {file:32} {function}" for file, function in functions))
+    if "--write" in sys.argv:
+        write(counted)

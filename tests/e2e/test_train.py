@@ -137,14 +137,16 @@ def test_a_finished_run_can_be_extended_on_purpose(tmp_path, train, works, fails
 
 @pytest.mark.parametrize("launcher", ["torchrun", "fabric", "fsdp"])
 def test_two_processes_end_where_one_does(
-    launcher, tmp_path, train, train_flags, didicm_command, weights_of, assert_same, metrics_of
+    launcher, tmp_path, train, train_flags, didicm_command, weights_of, assert_same, metrics_of, make_folder
 ):
     """On a network without batch statistics, whatever the split, a step is the same step."""
     settings = {
         "model": "backbone_score",
         "model_args": '{"backbone": "test_vit", "width": null, "stem": null}',
+        "data": make_folder(tmp_path / "data", count=21),
+        "val_fraction": 0.3,
         "image__size": 160,
-        "fraction": 0.02,
+        "fraction": 1,
         "batch_size": 8,
         "epochs": 1,
         "optimizer__name": "sgd",
