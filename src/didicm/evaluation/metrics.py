@@ -4,7 +4,7 @@ Every metric is written once, for images that count any whole number of times; `
 image once, the bootstrap counts them as often as it drew them. Names are those of torch-uncertainty.
 
 Why not torchmetrics: its calibration error gives confidence 1 a bin of its own and passes rows that exceed 1 by
-a rounding error through a softmax, and none of its metrics takes counts. The tests compare with it.
+a rounding error through a softmax, and none of its metrics takes counts. The tests compare with scikit-learn.
 """
 
 from dataclasses import dataclass
