@@ -13,7 +13,10 @@ from safetensors.torch import load_file, save_file
 import didicm
 from didicm.cli.__main__ import main
 from didicm.data import hold_out, open_data
-from didicm.evaluation import ClassRow, bootstrap, evaluate_probs, load_posteriors
+from didicm.evaluation.diagnostics import ClassRow
+from didicm.evaluation.intervals import bootstrap
+from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.store import load_posteriors
 from tests.oracle.released import ReleasedNet, write_released
 
 HELD_OUT = {"val_fraction": 0.4, "seed": 3}

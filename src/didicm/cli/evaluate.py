@@ -15,9 +15,10 @@ from didicm.checkpoint import HUB
 from didicm.cli.flags import parse
 from didicm.cli.options import LabelledOptions, hint_corruption, percent
 from didicm.errors import UserError
-from didicm.evaluation import ClassRow, save_posteriors
 from didicm.evaluation.assess import ModelEvaluation, evaluate
+from didicm.evaluation.diagnostics import ClassRow
 from didicm.evaluation.metrics import BINS
+from didicm.evaluation.store import save_posteriors
 from didicm.evaluation.stored import StoredModel, same_place
 from didicm.files import to_json, write_files
 from didicm.values import Natural

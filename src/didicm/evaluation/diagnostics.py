@@ -82,13 +82,6 @@ def entropy_histogram(probs: Tensor, labels: Tensor, bins: int = 30) -> EntropyH
     )
 
 
-def confusion(probs: Tensor, labels: Tensor) -> Tensor:
-    """Number of images (K, K) by true class (row) and answer (column)."""
-    probs, labels = check(probs, labels)
-    k = probs.shape[1]
-    return (labels * k + probs.argmax(-1)).bincount(minlength=k * k).reshape(k, k)
-
-
 def per_class(probs: Tensor, labels: Tensor, class_names: Sequence[str]) -> list[ClassRow]:
     """One row per class, in the order of the classes."""
     probs, labels = check(probs, labels)

@@ -14,8 +14,10 @@ from didicm.checkpoint import load
 from didicm.classifier import Classifier, DiffusionClassifier
 from didicm.data import ImageSet
 from didicm.diffusion import Step
-from didicm.evaluation import apply_temperature, evaluate_probs, fit_temperature, save_posteriors
+from didicm.evaluation.calibration import apply_temperature, fit_temperature
+from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import Evaluation, evaluate
+from didicm.evaluation.store import save_posteriors
 from didicm.experiments.results import Measurement, RunResult
 from didicm.experiments.spec import MEASURED, ONE_CALL, PICTURES, Run, SamplerSpec
 from didicm.files import write_files

@@ -13,8 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from didicm.evaluation import apply_temperature, entropy_histogram, load_posteriors, reliability, risk_coverage
+from didicm.evaluation.calibration import apply_temperature
+from didicm.evaluation.diagnostics import entropy_histogram, reliability, risk_coverage
 from didicm.evaluation.metrics import BINS
+from didicm.evaluation.store import load_posteriors
 from didicm.experiments.spec import Condition
 from didicm.report.panels import Column, Line, Panel, column_name
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows

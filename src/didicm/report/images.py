@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from didicm.errors import UserError, reason
-from didicm.evaluation import load_posteriors
+from didicm.evaluation.store import load_posteriors
 from didicm.experiments.spec import PICTURES
 from didicm.report.records import Entry, Row
 from didicm.report.style import FRAME, RC, looks

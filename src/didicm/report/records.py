@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from didicm.evaluation import seed_interval
+from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import Measurement, RunResult
 from didicm.experiments.spec import Condition, Method, Study
 

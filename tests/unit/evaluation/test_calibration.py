@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from didicm.errors import UserError
-from didicm.evaluation import apply_temperature, evaluate_probs, fit_temperature
+from didicm.evaluation.calibration import apply_temperature, fit_temperature
+from didicm.evaluation.metrics import evaluate_probs
 from tests.oracle.simulated import posteriors, simulate
 
 

@@ -8,15 +8,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from didicm.errors import UserError
-from didicm.evaluation import (
-    apply_temperature,
-    bootstrap,
-    evaluate_probs,
-    paired_difference,
-    seed_interval,
-)
-from didicm.evaluation.intervals import _counts
-from didicm.evaluation.metrics import Summary
+from didicm.evaluation.calibration import apply_temperature
+from didicm.evaluation.intervals import _counts, bootstrap, paired_difference, seed_interval
+from didicm.evaluation.metrics import Summary, evaluate_probs
 from tests.oracle.simulated import posteriors, simulate
 
 

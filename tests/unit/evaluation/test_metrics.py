@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 
 from didicm.errors import UserError
-from didicm.evaluation import evaluate_probs
+from didicm.evaluation.metrics import evaluate_probs
 from tests.oracle.simulated import posteriors, simulate
 
 TINY_COST = -math.log(torch.finfo(torch.float32).tiny)

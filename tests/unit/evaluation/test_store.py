@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from didicm.errors import UserError
-from didicm.evaluation import evaluate_probs, load_posteriors, save_posteriors
+from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.store import load_posteriors, save_posteriors
 from tests.oracle.simulated import simulate
 
 NAMES = ["cat", "Hündin", "名"]

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from didicm.data import make_loader
 from didicm.errors import UserError
-from didicm.evaluation import evaluate_probs, load_posteriors
+from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.store import load_posteriors
 from didicm.experiments.execute import execute, locked, prepare, read_result, resize_once, write_run
 from didicm.experiments.measure import final_epochs_gain
 from didicm.experiments.results import RESULTS, read_plan, read_results

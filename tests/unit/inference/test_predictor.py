@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from didicm import Predictor, UserError, load
-from didicm.evaluation import Conformal, apply_temperature
-from didicm.evaluation.calibration import Calibration, save_calibration
+from didicm.evaluation.calibration import Calibration, apply_temperature, save_calibration
+from didicm.evaluation.conformal import Conformal
 from didicm.evaluation.stored import open_model
 
 NAMES = ["ant", "bee", "cat"]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from didicm.evaluation import evaluate_probs, save_posteriors
+from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.store import save_posteriors
 from didicm.experiments.results import Measurement, Plan, RunResult, append_result, write_plan
 from didicm.experiments.spec import PICTURES, Condition, Study
 from didicm.experiments.study_file import METHODS, QUESTION
