@@ -1,4 +1,4 @@
-"""Files that are either as they were or as they should be: one way to write, one to read JSON, one digest."""
+"""Files that are either as they were or as they should be: one way to write, to read JSON and YAML, to digest."""
 
 import hashlib
 import json
@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from didicm.errors import UserError, reason
 
@@ -47,6 +49,17 @@ def read_json(path: Path, remedy: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({reason(error)}): {remedy}") from error
+
+
+def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
+    """The names and values of a YAML file; anything else is told with what to do about it."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({reason(error)}): {remedy}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no names and values: {remedy}")
+    return content
 
 
 def sha256(path: Path) -> str:

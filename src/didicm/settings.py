@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
+from didicm import files
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
 from didicm.data.transforms import Interpolation
-from didicm.errors import UserError, did_you_mean, reason
+from didicm.errors import UserError, did_you_mean
 from didicm.values import Count, Fraction, Natural, NonNegative, Positive, Range, Settings, override, plain
 
 RECIPES = Path(__file__).with_name("recipes")
@@ -150,13 +151,7 @@ def load_recipe(name: str, method: str = "diffusion") -> TrainConfig:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file of settings; names that older versions used are understood."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read ({reason(error)}): give a YAML file of settings") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds no settings: write lines such as epochs: 30")
-    return _renamed(content)
+    return _renamed(files.read_yaml(path, "give a YAML file of settings, with lines such as epochs: 30"))
 
 
 def _renamed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
-from didicm.errors import UserError, did_you_mean, reason
+from didicm.errors import UserError, did_you_mean
 from didicm.experiments.spec import PUBLISHED, STUDIES, Condition, Method, SamplerSpec, Study
+from didicm.files import read_yaml
 from didicm.settings import load_recipe
 from didicm.values import coerce, override
 
@@ -73,12 +72,7 @@ def load_study(name: str) -> Study:
     path = STUDIES / f"{name}.yaml" if name in list_studies() else Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"there is no study and no YAML file {name!r}: {did_you_mean(name, list_studies())}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read ({reason(error)}): give a YAML file") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is no study: it must have title, question, layout and methods")
+    content = read_yaml(path, "give a YAML file with title, question, layout and methods")
     return make_study({"name": path.stem, **content}, str(path))
 
 

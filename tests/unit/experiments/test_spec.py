@@ -154,7 +154,7 @@ def test_unknown_and_unreadable_studies_are_one_sentence(tmp_path):
     broken = tmp_path / "broken.yaml"
     for content, message in (
         ("a: [", "cannot be read"),
-        ("- a", "is no study"),
+        ("- a", "holds no names and values: give a YAML file with title"),
         ("title: only a title", "question, layout, methods must be given"),
     ):
         broken.write_text(content)
