@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from timm.loss import BinaryCrossEntropy
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,6 +18,7 @@ from didicm import (
     create_model,
 )
 from didicm.classifier import Loss
+from didicm.data import Augment, Mixer
 from didicm.diffusion import Geometric
 from didicm.models import cost
 
@@ -46,6 +48,7 @@ ALL = {
     "backbone": lambda: backbone(draws_per_image=4),
     "cross-entropy": standard,
     "binary-cross-entropy": lambda: standard("binary-cross-entropy"),
+    "multi-label": lambda: standard("multi-label"),
     "marginal": lambda: standard("marginal"),
 }
 every = pytest.mark.parametrize("kind", ALL)
@@ -210,7 +213,23 @@ def test_settings_of_one_call_do_not_stay():
     assert len(trajectory) == 8
 
 
-def test_binary_cross_entropy_reads_each_sigmoid_as_a_probability():
+def test_multi_label_is_timms_binary_cross_entropy_with_a_threshold():
+    """As in ResNet strikes back: what shows in a mix is a full positive, and smoothing is gone."""
+    classifier, label = standard("multi-label").eval(), torch.tensor([0, 3, 4, 1])
+    mixer = Mixer(Augment(mixup=0.2, cutmix=1.0, label_smoothing=0.1), 5, seed=3)
+    positives = set()
+    for step in range(8):
+        image, target = mixer(torch.randn(4, 3, 8, 8), label, step)
+        expected = BinaryCrossEntropy(target_threshold=0.2)(classifier.model(image), target)
+        assert torch.allclose(classifier.loss(image, target), expected)
+        hard = F.binary_cross_entropy_with_logits(classifier.model(image), (target > 0.2).float())
+        assert torch.allclose(expected, hard)
+        positives |= set((target > 0.2).sum(-1).tolist())
+    assert positives == {1, 2}
+
+
+@pytest.mark.parametrize("objective", ["binary-cross-entropy", "multi-label"])
+def test_binary_cross_entropy_reads_each_sigmoid_as_a_probability(objective):
     """At its optimum every sigmoid is P(class); their softmax would be another, sharper distribution."""
 
     class Fixed(torch.nn.Module):
@@ -219,7 +238,7 @@ def test_binary_cross_entropy_reads_each_sigmoid_as_a_probability():
         def forward(self, image):
             return torch.logit(torch.tensor([[0.6, 0.3, 0.1]])).expand(len(image), 3)
 
-    probs = StandardClassifier(Fixed(), "binary-cross-entropy")(torch.zeros(2, 1))
+    probs = StandardClassifier(Fixed(), objective)(torch.zeros(2, 1))
     assert torch.allclose(probs, torch.tensor([[0.6, 0.3, 0.1]]).expand(2, 3), atol=1e-6)
 
 

@@ -29,12 +29,14 @@ class Backbone(nn.Module):
         in_chans: int = 3,
         pretrained: bool = False,
         frozen: bool = False,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
         # Only timm's own models: other names would fetch code or weights from elsewhere.
         if ":" in backbone or "/" in backbone or not timm.is_model(backbone):
             raise ValueError(f"unknown backbone {backbone!r}: timm.list_models() has the names to choose from")
-        self.backbone = timm.create_model(backbone, pretrained=pretrained, in_chans=in_chans, num_classes=0)
+        own: dict[str, Any] = {"drop_path_rate": drop_path_rate} if drop_path_rate else {}  # some know no such
+        self.backbone = timm.create_model(backbone, pretrained, in_chans=in_chans, num_classes=0, **own)
         self.backbone.requires_grad_(not frozen)
         self.num_classes, self.in_chans, self.frozen = num_classes, in_chans, frozen
         self.num_features: int = self.backbone.head_hidden_size

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from timm.layers.classifier import create_classifier
+from timm.layers.drop import drop_path
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -158,14 +159,34 @@ class Trunk(nn.Module):
 
 
 class ResNet(Trunk):
-    """The standard classifier on the same trunk: image (B, C, H, W) to logits (B, K)."""
+    """The standard classifier on the same trunk: image (B, C, H, W) to logits (B, K).
+
+    `drop_path_rate` is stochastic depth as timm has it: the chance to skip the residual branch of the last block
+    in training, which grows evenly from 0 at the first.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        stem: StemKind = "resnet",
+        width: float = 1.0,
+        global_pool: str = "avg",
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__(architecture, num_classes, in_chans, stem, width, global_pool)
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f"drop_path_rate must lie in [0, 1), got {drop_path_rate}")
+        last = sum(architecture.depths) - 1
+        self.drop_path_rates = [drop_path_rate * i / last for i in range(last + 1)]
 
     def forward_features(self, image: Tensor) -> Tensor:
         """Last feature map (B, C, H, W)."""
         x: Tensor = self.stem(image)
-        for block in self.blocks():
+        for block, rate in zip(self.blocks(), self.drop_path_rates, strict=True):
             residual, skip = self.run_block(block, x)
-            x = F.relu(residual + skip, inplace=True)
+            x = F.relu(drop_path(residual, rate, self.training) + skip, inplace=True)
         return x
 
     def forward(self, image: Tensor) -> Tensor:

@@ -77,6 +77,22 @@ def test_the_baseline_differs_in_the_head_only(name, stem):
         assert math.isclose(cost(score, size).total(1), cost(baseline, size).total(1), rel_tol=0.03)
 
 
+@pytest.mark.parametrize("size", ["18", "50"])
+def test_the_baseline_is_timms_resnet_stochastic_depth_included(size):
+    theirs = timm.create_model(f"resnet{size}", num_classes=7, drop_path_rate=0.4)
+    ours = create_model(f"didirn{size}_baseline", num_classes=7, drop_path_rate=0.4)
+    state = theirs.state_dict().values()
+    ours.load_state_dict(dict(zip(ours.state_dict(), state, strict=True)))
+    image = inputs(batch=4)[0]
+    awake(ours), awake(theirs)
+    for training in (True, False):
+        logits = []
+        for model in (ours.train(training), theirs.train(training)):
+            torch.manual_seed(0)
+            logits.append(model(image))
+        assert torch.allclose(*logits, atol=1e-5)
+
+
 def test_the_official_stem_costs_nearly_four_times_the_resnet():
     with torch.device("meta"):
         official, baseline = create_model("didirn50", layout="official"), create_model("didirn50_baseline")
@@ -207,6 +223,8 @@ def test_a_frozen_backbone_does_not_move():
         ("didirn18", {"stem": "big"}, "stem must be one of resnet, small, tiny"),
         ("didirn18", {"layout": "new"}, "layout must be"),
         ("didirn18", {"width": 0}, "width must be positive"),
+        ("didirn18", {"drop_path_rate": 0.1}, "no argument 'drop_path_rate'"),
+        ("didirn18_baseline", {"drop_path_rate": 1.0}, "drop_path_rate must lie in"),
         ("didirn18", {"num_classes": 1}, "at least 2"),
         ("backbone_score", {"backbone": "resnet18x"}, "unknown backbone 'resnet18x'"),
         ("backbone_score", {"backbone": "hf-hub:someone/something"}, "unknown backbone"),

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from didicm import DiffusionClassifier, StandardClassifier, UserError
 from didicm.settings import load_recipe
@@ -25,6 +26,31 @@ def test_both_kinds_have_the_same_trunk_and_weights_depend_on_the_seed_alone():
     first = "stem.conv.weight"
     assert (again.model.state_dict()[first] == ours.model.state_dict()[first]).all()
     assert (other.model.state_dict()[first] != ours.model.state_dict()[first]).any()
+
+
+@pytest.mark.parametrize("name", ["official-weak", "official-strong"])
+def test_released_settings_give_each_method_its_own_network(name):
+    """What produced the published numbers: DiDiRN-50 with a 3 x 3 stem beside ResNet-50 with its 7 x 7 one."""
+    with torch.device("meta"):
+        ours, theirs = (
+            build_classifier(load_recipe(name, method), 1000, 3).model for method in ("diffusion", "standard")
+        )
+    assert (ours.layout, ours.stem.conv.kernel_size, ours.stem.conv.stride) == ("official", (3, 3), (1, 1))
+    assert (theirs.stem.conv.kernel_size, theirs.stem.conv.stride) == ((7, 7), (2, 2))
+    assert theirs.drop_path_rates[-1] == pytest.approx(0.05 if name == "official-strong" else 0)
+    assert {load_recipe(name, method).optimizer.weight_decay for method in ("diffusion", "standard")} == {0.01}
+
+
+@pytest.mark.parametrize("stem", ["resnet", "small"])
+@pytest.mark.parametrize("method", ["diffusion", "standard"])
+@pytest.mark.parametrize("recipe", ["official-strong", "strong"])
+def test_both_methods_take_both_stems_on_small_images(recipe, method, stem):
+    small = {"model": "didirn8", "model_args": {"width": 0.125, "stem": stem}}
+    classifier = build_classifier(override(load_recipe(recipe, method), small), 10, 1)
+    assert classifier.model.stem.conv.kernel_size == {"resnet": (7, 7), "small": (3, 3)}[stem]
+    image, target = torch.randn(4, 1, 7, 7), torch.full((4, 10), 0.1)
+    assert classifier.loss(image, target).isfinite()
+    assert classifier.eval()(image).shape == (4, 10)
 
 
 def test_the_default_schedule_is_near_uniform_for_any_number_of_classes():
