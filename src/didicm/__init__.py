@@ -4,8 +4,9 @@ Names are imported when they are first used, so that `import didicm` and `didicm
 Importing `didicm.models` registers our networks with timm: `timm.create_model("didirn50")` works from then on.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from didicm.lazy import import_on_use
 
 __version__ = "0.1.0"
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from didicm.errors import UserError as UserError
     from didicm.evaluation.assess import calibrate as calibrate
     from didicm.evaluation.assess import evaluate as evaluate
-    from didicm.inference import Predictor as Predictor
-    from didicm.inference import optimize_for_inference as optimize_for_inference
+    from didicm.inference.fuse import optimize_for_inference as optimize_for_inference
+    from didicm.inference.predictor import Predictor as Predictor
     from didicm.models import create_model as create_model
     from didicm.models import list_models as list_models
     from didicm.training.loop import train as train
@@ -36,7 +37,7 @@ _HOME = {
     "DiffusionClassifier": "classifier",
     "Ensemble": "classifier",
     "Posterior": "diffusion",
-    "Predictor": "inference",
+    "Predictor": "inference.predictor",
     "Sampler": "classifier",
     "StandardClassifier": "classifier",
     "UniformProcess": "diffusion",
@@ -48,19 +49,13 @@ _HOME = {
     "list_models": "models",
     "load": "checkpoint",
     "open_data": "data",
-    "optimize_for_inference": "inference",
+    "optimize_for_inference": "inference.fuse",
     "push": "checkpoint",
     "save": "checkpoint",
     "train": "training.loop",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'didicm' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"didicm.{_HOME[name]}"), name)
-    return value
+__getattr__ = import_on_use(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,9 @@
 """The one kind of error that is the user's to fix, and how it is worded."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.util import find_spec
 
 MANY = 20  # names that no sentence should list
 
@@ -25,3 +27,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]}?"
     return f"choose one of {', '.join(names)}" if len(names) <= MANY else "--help lists the names"
+
+
+@contextmanager
+def torch_required(what: str) -> Iterator[None]:
+    """Say what is missing where PyTorch, and what comes with it, is not installed: exported models run without."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if find_spec("torch") is not None:
+            raise
+        raise UserError(f'{what} needs PyTorch: pip install "didicm[torch]"') from error

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
-from didicm.errors import UserError, did_you_mean
+from didicm.errors import UserError, did_you_mean, torch_required
 
 # What each command does; its module here is named alike.
 COMMANDS = {
@@ -33,8 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if command not in COMMANDS:
             raise UserError(f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}")
-        module = import_module(f"didicm.cli.{command.replace('-', '_')}")
-        return int(module.main(arguments))
+        with torch_required(f"didicm {command}"):
+            module = import_module(f"didicm.cli.{command.replace('-', '_')}")
+            return int(module.main(arguments))
     except UserError as error:
         print(f"didicm: {error}", file=sys.stderr)
         return 2

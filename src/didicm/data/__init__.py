@@ -1,24 +1,48 @@
-"""From a URI to batches of images and labels: sources, subsets, corruption, augmentation, loading."""
+"""From a URI to batches of images and labels: sources, subsets, corruption, augmentation, loading.
 
-from didicm.data.corruptions import Corruptions
-from didicm.data.images import (
-    ArraySet,
-    DataError,
-    ImageSet,
-    UnreadableImageError,
-    is_small,
-    open_image,
-    readable,
-    relabel,
-    to_channels,
-)
-from didicm.data.loader import Loader, make_loader
-from didicm.data.randomness import stratified_split, subset
-from didicm.data.sources import Data, find_transform, hold_out, open_data
-from didicm.data.transforms import Augment, EvalTransform, Mixer, TrainTransform, target_distribution
+Names are imported when they are first used: `images`, which reads image files, does without PyTorch.
+"""
 
-__all__ = [
-    "ArraySet", "Augment", "Corruptions", "Data", "DataError", "EvalTransform", "ImageSet", "Loader", "Mixer",
-    "TrainTransform", "UnreadableImageError", "find_transform", "hold_out", "is_small", "make_loader", "open_data",
-    "open_image", "readable", "relabel", "stratified_split", "subset", "target_distribution", "to_channels",
-]  # fmt: skip
+from typing import TYPE_CHECKING
+
+from didicm.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from didicm.data.corruptions import Corruptions as Corruptions
+    from didicm.data.images import ArraySet as ArraySet
+    from didicm.data.images import DataError as DataError
+    from didicm.data.images import ImageSet as ImageSet
+    from didicm.data.images import UnreadableImageError as UnreadableImageError
+    from didicm.data.images import is_small as is_small
+    from didicm.data.images import open_image as open_image
+    from didicm.data.images import readable as readable
+    from didicm.data.images import relabel as relabel
+    from didicm.data.images import to_channels as to_channels
+    from didicm.data.loader import Loader as Loader
+    from didicm.data.loader import make_loader as make_loader
+    from didicm.data.randomness import stratified_split as stratified_split
+    from didicm.data.randomness import subset as subset
+    from didicm.data.sources import Data as Data
+    from didicm.data.sources import find_transform as find_transform
+    from didicm.data.sources import hold_out as hold_out
+    from didicm.data.sources import open_data as open_data
+    from didicm.data.transforms import Augment as Augment
+    from didicm.data.transforms import EvalTransform as EvalTransform
+    from didicm.data.transforms import Mixer as Mixer
+    from didicm.data.transforms import TrainTransform as TrainTransform
+    from didicm.data.transforms import target_distribution as target_distribution
+
+_NAMES = {
+    "corruptions": ["Corruptions"],
+    "images": [
+        "ArraySet", "DataError", "ImageSet", "UnreadableImageError", "is_small", "open_image", "readable",
+        "relabel", "to_channels",
+    ],
+    "loader": ["Loader", "make_loader"],
+    "randomness": ["stratified_split", "subset"],
+    "sources": ["Data", "find_transform", "hold_out", "open_data"],
+    "transforms": ["Augment", "EvalTransform", "Mixer", "TrainTransform", "target_distribution"],
+}  # fmt: skip
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_HOME)
+__getattr__ = import_on_use(__name__, _HOME)

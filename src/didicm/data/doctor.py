@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from didicm.data.images import DataError, ImageSet, UnreadableImageError, some, stack
+from didicm.data.images import DataError, ImageSet, UnreadableImageError, some
 from didicm.data.randomness import keys, preserved
 from didicm.data.sources import Data
-from didicm.data.transforms import TrainTransform
+from didicm.data.transforms import TrainTransform, to_tensor
 from didicm.errors import reason
 from didicm.files import write_files
 
@@ -202,7 +202,7 @@ def _count(images: Sized, split: str) -> str:
 def _views(image: Image.Image, transform: TrainTransform, key: np.ndarray) -> list[Image.Image]:
     """Through the very transforms that training and evaluation use, and back to pixels."""
     with preserved():
-        prepared = stack([transform.prepare(image, int(k)) for k in key])
+        prepared = to_tensor([transform.prepare(image, int(k)) for k in key])
     seen = torch.cat([transform.finish(prepared, key), transform.eval_transform(image)[None]])
     pixels = transform.eval_transform.restore(seen).permute(0, 2, 3, 1).squeeze(-1).numpy()
     return [Image.fromarray(view) for view in pixels]

@@ -1,6 +1,10 @@
-"""Labelled images with random access: how a file becomes an upright 8-bit image, and how classes are numbered."""
+"""Labelled images with random access: how a file becomes an upright 8-bit image, and how classes are numbered.
+
+Without PyTorch: exported models read their images by the same code.
+"""
 
 import io
+import math
 import re
 import unicodedata
 from abc import ABC, abstractmethod
@@ -11,9 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from didicm.errors import UserError, reason
 
@@ -135,17 +137,17 @@ class MemorySet(ArraySet):
     def with_channels(self, channels: int) -> ImageSet:
         return self._source.with_channels(channels)  # what was decoded to grey has lost its colour
 
-    def stacked(self) -> Tensor | None:
-        """All images as one tensor (N, C, H, W), uint8; None if sizes differ or one could not be read."""
+    def stacked(self) -> np.ndarray | None:
+        """All images as one array (N, H, W, C), uint8; None if sizes differ or one could not be read."""
         if self._failed or len({image.shape for image in self.images}) != 1:
             return None
-        return stack(self.images).contiguous()
+        return stack(self.images)
 
 
-def stack(images: Iterable[Image.Image | np.ndarray]) -> Tensor:
-    """Stack `L` or `RGB` images of one size to (B, C, H, W), uint8."""
+def stack(images: Iterable[Image.Image | np.ndarray]) -> np.ndarray:
+    """Stack `L` or `RGB` images of one size to (B, H, W, C), uint8."""
     arrays = np.stack([np.asarray(image) for image in images])
-    return torch.from_numpy(arrays.reshape(*arrays.shape[:3], -1)).permute(0, 3, 1, 2)
+    return arrays.reshape(*arrays.shape[:3], -1)
 
 
 def is_small(images: ImageSet) -> bool:
@@ -194,6 +196,15 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
         image = image.convert(MODES[channels])
     image.load()
     return image
+
+
+def resize_and_crop(image: Image.Image, size: int, crop_pct: float, interpolation: str) -> Image.Image:
+    """Resize the shorter side to size / crop_pct and cut out the square in the centre, as timm does."""
+    shorter, least = math.floor(size / crop_pct), min(image.size)
+    width, height = (int(shorter * side / least) for side in image.size)
+    image = image.resize((width, height), Image.Resampling[interpolation.upper()])
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:

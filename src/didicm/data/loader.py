@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from didicm.data.corruptions import Corruptions
-from didicm.data.images import DataError, ImageSet, MemorySet, UnreadableImageError, is_small, stack
+from didicm.data.images import DataError, ImageSet, MemorySet, UnreadableImageError, is_small
 from didicm.data.randomness import epoch_order, keys, occurrences, preserved
-from didicm.data.transforms import EvalTransform, TrainTransform
+from didicm.data.transforms import EvalTransform, TrainTransform, to_tensor
 
 REPLACEMENT_TRIES = 20
 
@@ -65,8 +65,8 @@ class Batches(Dataset[Batch]):
         self.stacked: Tensor | None = None
         if isinstance(self.images, MemorySet) and self.corruption is None:
             stacked = self.images.stacked()
-            if stacked is not None and self.transform.keeps((stacked.shape[3], stacked.shape[2])):
-                self.stacked = stacked
+            if stacked is not None and self.transform.keeps((stacked.shape[2], stacked.shape[1])):
+                self.stacked = torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
         self._plan: tuple[int, np.ndarray, np.ndarray] = (-1, self.labels, self.labels)
 
     def __getitem__(self, place: tuple[int, int]) -> Batch:
@@ -115,7 +115,7 @@ class Batches(Dataset[Batch]):
                 shown.append(used)
                 prepared.append(self.transform.prepare(image, k))
                 kept.append(row)
-        images = stack(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
+        images = to_tensor(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
         return images, torch.tensor(shown, dtype=torch.int64), key[kept]
 
     def _load(self, i: int, key: int, skipped: list[Skipped]) -> tuple[int, Image.Image] | None:

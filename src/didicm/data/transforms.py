@@ -5,7 +5,7 @@ turns a batch of those into a normalised tensor, on any device. All that is rand
 over the batch, so images that need no `prepare` never pass through PIL again. `Mixer` makes the targets.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, reduce
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from didicm.data.images import DataError, check_channels, stack, to_channels
+from didicm.data.images import DataError, check_channels, resize_and_crop, stack, to_channels
 from didicm.data.randomness import keys, preserved, seed_all, uniform
 from didicm.errors import did_you_mean
 from didicm.values import Count, Fraction, Natural, NonNegative, Positive, Range, Settings, plain
@@ -65,12 +65,14 @@ class EvalTransform(Settings):
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Turn any PIL image into the tensor (C, H, W) that the network sees."""
-        return self.finish(stack([self.prepare(image)]))[0]
+        return self.finish(to_tensor([self.prepare(image)]))[0]
 
     def prepare(self, image: Image.Image, key: int = 0) -> Image.Image:
         """Resize and crop one image of any mode."""
         image = to_channels(image, self.channels)
-        return image if self.keeps(image.size) else _apply(self._steps, image)
+        if self.keeps(image.size):
+            return image
+        return resize_and_crop(image, self.size, self.crop_pct, self.interpolation)
 
     def finish(self, images: Tensor, key: np.ndarray | None = None) -> Tensor:
         """Normalise prepared images (B, C, H, W), uint8, to float32."""
@@ -95,15 +97,6 @@ class EvalTransform(Settings):
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         mean, std = (torch.tensor(v, device=device).view(-1, 1, 1) for v in (self.mean, self.std))
         return mean, std
-
-    @cached_property
-    def _steps(self) -> Steps:
-        from timm.data.transforms_factory import transforms_imagenet_eval
-
-        steps: Steps = transforms_imagenet_eval(
-            self.size, crop_pct=self.crop_pct, interpolation=self.interpolation, normalize=False
-        ).transforms
-        return steps[:-1]  # the last, the conversion to a tensor, is done for the whole batch in `finish`
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ class TrainTransform:
         if self.keeps(image.size):
             return image
         seed_all(key)
-        return _apply(self._steps, image)
+        return reduce(lambda seen, step: step(seen), self._steps, image)
 
     def shrink(self, size: tuple[int, int], key: int = 0) -> int:
         """By what power of 2 an image of this width and height may be decoded smaller.
@@ -226,13 +219,14 @@ class Mixer:
         return image[:count], target[:count]
 
 
+def to_tensor(images: Iterable[Image.Image | np.ndarray]) -> Tensor:
+    """Stack prepared images to (B, C, H, W), uint8."""
+    return torch.from_numpy(stack(images)).permute(0, 3, 1, 2)
+
+
 def target_distribution(label: Tensor, num_classes: int, smoothing: float = 0.0) -> Tensor:
     """Labels (B,) as distributions (B, K): `smoothing` is spread evenly over all classes."""
     return F.one_hot(label, num_classes).float() * (1 - smoothing) + smoothing / num_classes
-
-
-def _apply(steps: Steps, image: Image.Image) -> Image.Image:
-    return reduce(lambda seen, step: step(seen), steps, image)
 
 
 def _shift_and_flip(images: Tensor, draws: np.ndarray, pad: int, hflip: float) -> Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from didicm.data import Augment, DataError, EvalTransform, Mixer, TrainTransform, open_data, target_distribution
-from didicm.data.images import stack
 from didicm.data.randomness import keys, preserved
+from didicm.data.transforms import to_tensor
 from didicm.errors import UserError
 from didicm.settings import load_recipe
 
@@ -25,12 +25,22 @@ def test_recipes_are_the_papers():
         assert (config.image.size, config.image.crop_pct) == (224, 0.875)
 
 
-@pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (50, 90)])
-def test_evaluation_agrees_with_timm(size, picture):
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (50, 90), (1, 7), (301, 300)])
+@pytest.mark.parametrize(("side", "crop_pct"), [(224, 0.875), (33, 1.0), (33, 0.95), (8, 0.3)])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
+def test_evaluation_is_timms_to_the_pixel(size, side, crop_pct, interpolation, picture):
     from timm.data.transforms_factory import transforms_imagenet_eval
 
-    theirs = transforms_imagenet_eval(224, crop_pct=0.875, interpolation="bicubic")(picture(0, size))
-    assert torch.allclose(EvalTransform()(picture(0, size)), theirs, atol=1e-5)
+    theirs = transforms_imagenet_eval(side, crop_pct=crop_pct, interpolation=interpolation, normalize=False)
+    ours = EvalTransform(side, crop_pct=crop_pct, interpolation=interpolation).prepare(picture(0, size))
+    assert torch.equal(to_tensor([ours])[0], theirs(picture(0, size)))
+
+
+def test_evaluation_normalises_as_timm_does(picture):
+    from timm.data.transforms_factory import transforms_imagenet_eval
+
+    theirs = transforms_imagenet_eval(224, crop_pct=0.875, interpolation="bicubic")(picture(0, (90, 50)))
+    assert torch.allclose(EvalTransform()(picture(0, (90, 50))), theirs, atol=1e-5)
 
 
 def test_evaluation_converts_any_mode(picture):
@@ -40,7 +50,7 @@ def test_evaluation_converts_any_mode(picture):
 
 def test_restore_undoes_finish(picture):
     eval_transform = EvalTransform(size=24, crop_pct=1.0)
-    pixels = stack([eval_transform.prepare(picture(i)) for i in range(3)])
+    pixels = to_tensor([eval_transform.prepare(picture(i)) for i in range(3)])
     assert torch.equal(eval_transform.restore(eval_transform.finish(pixels)), pixels)
 
 
@@ -54,7 +64,7 @@ def test_training_views_are_a_function_of_the_key(augment, channels, picture):
 
     def views():
         with preserved():
-            return transform.finish(stack([transform.prepare(image, int(k)) for k in key]), key)
+            return transform.finish(to_tensor([transform.prepare(image, int(k)) for k in key]), key)
 
     first = views()
     torch.rand(3)
@@ -68,7 +78,7 @@ def test_training_views_are_a_function_of_the_key(augment, channels, picture):
 def test_none_is_the_evaluation_view(picture):
     eval_transform = EvalTransform(size=20)
     transform = TrainTransform(NONE, eval_transform)
-    prepared = stack([transform.prepare(picture(), 1)])
+    prepared = to_tensor([transform.prepare(picture(), 1)])
     assert torch.equal(transform.finish(prepared, keys(np.arange(1)))[0], eval_transform(picture()))
 
 
