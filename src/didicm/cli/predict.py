@@ -19,7 +19,8 @@ from didicm.data import UnreadableImageError, open_image, readable, to_channels
 from didicm.data.folder import EXTENSIONS
 from didicm.errors import UserError
 from didicm.files import write_files
-from didicm.inference.predictor import Prediction, Predictor
+from didicm.inference.prediction import Prediction
+from didicm.inference.predictor import Predictor
 
 MOST_DRAWN = 12  # images in a picture of trajectories
 

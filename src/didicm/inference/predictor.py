@@ -1,35 +1,19 @@
 """From images to predictions, with all that is stored beside a model: classes, transform, calibration."""
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from didicm.data import UnreadableImageError, open_image, readable
 from didicm.diffusion import Step
-from didicm.errors import UserError, reason
+from didicm.errors import UserError
 from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration
 from didicm.evaluation.stored import StoredModel, open_model
+from didicm.inference.prediction import Prediction, Source, read_source
 
-# A path, an open file or its bytes, a PIL image, or 8-bit pixels (H, W), (H, W, C) or, as a tensor, (C, H, W).
-Picture: TypeAlias = str | Path | bytes | IO[bytes] | Image.Image | np.ndarray[Any, Any] | Tensor
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says about one image."""
-
-    classes: list[tuple[str, float]]  # all class names with their probabilities, the most probable first
-    entropy: float  # of the posterior, in nats
-    conformal_set: list[str] | None  # classes that hold the true one as often as was calibrated; None without
-    probs: Tensor  # (K,), in the model's order
-    # From time 1 to 0, each with probabilities (K,), after the same temperature; None unless asked for.
-    trajectory: list[tuple[float, Tensor]] | None = None
+Picture: TypeAlias = Source | Tensor  # 8-bit pixels (C, H, W)
 
 
 class Predictor:
@@ -100,22 +84,7 @@ class Predictor:
         """What the network sees of an image (C, H, W): upright, in its channels and size, normalised."""
         if isinstance(image, Tensor):
             image = _tensor_pixels(image)
-        if isinstance(image, np.ndarray):
-            image = _array_image(image)
-        if not isinstance(image, (str, Path, bytes, Image.Image)) and not hasattr(image, "read"):
-            raise UserError(
-                f"a {type(image).__name__} is no image: give a path, a file, bytes, a PIL image or pixels"
-            )
-        try:
-            if isinstance(image, Image.Image):
-                return self.model.transform(image)
-            source = image if isinstance(image, (str, Path, bytes)) else image.read()
-            with open_image(source) as opened:
-                return self.model.transform(opened)
-        except Exception as error:  # a broken file can raise nearly anything from inside a decoder
-            name = readable(str(image)) if isinstance(image, (str, Path)) else f"the {type(image).__name__} given"
-            why = "no such file" if isinstance(error, FileNotFoundError) else reason(error)
-            raise UnreadableImageError(f"{name} cannot be read as an image ({why})") from error
+        return read_source(image, self.model.transform)
 
     def predict_batch(self, image: Tensor, *, trajectory: bool = False) -> list[Prediction]:
         """Predict images (B, C, H, W) that `read` made."""
@@ -131,8 +100,9 @@ class Predictor:
         states = [(1.0, start), *((step.time, self._calibrate(step.probs)) for step in steps)]
         sets = None if self.rule is None else self.rule.sets(probs)
         return [
-            self._describe(
+            Prediction.of(
                 row,
+                self.model.class_names,
                 None if sets is None else sets[i],
                 [(time, state[i]) for time, state in states] if trajectory else None,
             )
@@ -150,19 +120,6 @@ class Predictor:
         probs = probs.cpu()
         return probs if self.calibration is None else apply_temperature(probs, self.calibration.temperature)
 
-    def _describe(
-        self, probs: Tensor, inside: Tensor | None, trajectory: list[tuple[float, Tensor]] | None
-    ) -> Prediction:
-        order: list[int] = probs.argsort(descending=True, stable=True).tolist()
-        values, names = probs.tolist(), self.model.class_names
-        return Prediction(
-            classes=[(names[k], values[k]) for k in order],
-            entropy=math.fsum(-p * math.log(p) for p in values if p > 0),
-            conformal_set=None if inside is None else [names[k] for k in order if inside[k]],
-            probs=probs,
-            trajectory=trajectory,
-        )
-
 
 def _tensor_pixels(image: Tensor) -> np.ndarray[Any, Any]:
     if image.dtype != torch.uint8 or image.dim() != 3:
@@ -171,13 +128,3 @@ def _tensor_pixels(image: Tensor) -> np.ndarray[Any, Any]:
             "convert it, give a list of such images, or call the classifier itself"
         )
     return image.permute(1, 2, 0).cpu().numpy()
-
-
-def _array_image(image: np.ndarray[Any, Any]) -> Image.Image:
-    channels = image.shape[2] if image.ndim == 3 else 1
-    if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4):
-        raise UserError(
-            f"an array must be 8-bit pixels of shape (H, W), (H, W, 3) or (H, W, 4), got {image.dtype} of shape "
-            f"{image.shape}: convert it, or give a list of such images"
-        )
-    return Image.fromarray(image[..., 0] if image.ndim == 3 and channels == 1 else image)

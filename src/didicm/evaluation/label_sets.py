@@ -1,0 +1,101 @@
+"""The set of classes that a conformal rule makes of a posterior: on plain arrays, as exported models need it.
+
+A score says how strange a class is for an image: LAC, one minus its probability (Sadinle et al. 2019); APS, the
+probability of all classes up to and including it, from the most probable down (Romano et al. 2020).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from didicm.errors import UserError
+
+Method: TypeAlias = Literal["lac", "aps", "aps-randomised"]
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+Rule = TypeVar("Rule", bound="ConformalRule")
+
+
+def class_scores(method: Method, probs: Floats, u: Floats | None = None) -> npt.NDArray[np.float64]:
+    """Scores (N, K) of probabilities (N, K); `u` (N,) is the share of its own that an APS score goes without."""
+    values: npt.NDArray[np.float64] = probs.astype(np.float64)
+    if method == "lac":
+        return 1 - values
+    # Stable: of equally probable classes the first comes first, as in argmax.
+    order = np.argsort(-values, axis=-1, kind="stable")
+    ranked = np.take_along_axis(values, order, -1)
+    scores = ranked.cumsum(-1)
+    if u is not None:
+        if u.shape != probs.shape[:1] or not bool(((u >= 0) & (u <= 1)).all()):
+            raise UserError(f"u must be {len(probs)} numbers between 0 and 1, one per image")
+        scores -= u.astype(np.float64)[:, None] * ranked
+    found = np.empty_like(scores)
+    np.put_along_axis(found, order, scores, -1)
+    return found
+
+
+@dataclass(frozen=True)
+class ConformalRule:
+    """A rule that turns a posterior into a set of classes."""
+
+    method: Method
+    alpha: float  # share of images whose set may miss the true class
+    threshold: float  # largest score that enters the set
+    n: int  # images it was fitted on
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise UserError(f"a conformal method is one of {', '.join(get_args(Method))}, got {self.method!r}")
+        for name, kinds in (("alpha", (int, float)), ("threshold", (int, float)), ("n", (int,))):
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
+                raise UserError(f"{name} of a conformal rule must be a number, got {value!r}")
+        conformal_rank(self.n, self.alpha)
+
+    def contains(
+        self, probs: Floats, u: Floats | None = None, *, allow_empty: bool = False
+    ) -> npt.NDArray[np.bool_]:
+        """Which classes are in the set of each image, (N, K), from probabilities (N, K).
+
+        Where even the most probable class is stranger than the threshold, the plain definitions give an empty set;
+        we put that class in, which can only raise coverage, unless `allow_empty`.
+
+        Args:
+            probs: probabilities from the same model and temperature as in the fit.
+            u: one uniform number (N,) per image, for `aps-randomised` only.
+            allow_empty: leave empty sets empty.
+        """
+        if (u is not None) != (self.method == "aps-randomised"):
+            raise UserError("uniform numbers u are for method aps-randomised, which needs them, and for no other")
+        inside = class_scores(self.method, probs, u) <= self.threshold
+        if not allow_empty:
+            # It has the lowest score, so it is in every other set already.
+            inside[np.arange(len(probs)), probs.argmax(-1)] = True
+        return inside
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[Rule], values: Mapping[str, Any]) -> Rule:
+        """Rebuild a rule; missing and unknown keys are errors."""
+        expected = {field.name for field in fields(cls)}
+        if set(values) != expected:
+            odd = sorted(set(values) ^ expected)[0]
+            raise UserError(f"a conformal rule has {'no' if odd in values else 'a'} key {odd!r}: restore the file")
+        return cls(**values)
+
+
+def conformal_rank(n: int, alpha: float) -> int:
+    """Which of n sorted scores is the threshold."""
+    if not 0 < alpha < 1:
+        raise UserError(f"alpha, the share of sets that may miss, must lie between 0 and 1, got {alpha}")
+    rank = math.ceil((n + 1) * (1 - alpha) - 1e-9)  # 10 x (1 - 0.7) is a hair above 3
+    if rank > n:
+        needed = math.ceil(1 / alpha - 1e-9) - 1
+        raise UserError(f"conformal sets with alpha {alpha} need at least {needed} held-out images, got {n}")
+    return rank

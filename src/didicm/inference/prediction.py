@@ -1,0 +1,76 @@
+"""What a model says about an image, and which images it can be asked about; shared by all ways to run a model."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from didicm.data import UnreadableImageError, open_image, readable
+from didicm.errors import UserError, reason
+
+T = TypeVar("T")
+Array: TypeAlias = np.ndarray[Any, Any]
+# A path, an open file or its bytes, a PIL image, or 8-bit pixels (H, W) or (H, W, C).
+Source: TypeAlias = str | Path | bytes | IO[bytes] | Image.Image | Array
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about one image. Numbers come as tensors, or as arrays from an exported model."""
+
+    classes: list[tuple[str, float]]  # all class names with their probabilities, the most probable first
+    entropy: float  # of the posterior, in nats
+    conformal_set: list[str] | None  # classes that hold the true one as often as was calibrated; None without
+    probs: Any  # (K,), in the model's order
+    # From time 1 to 0, each with probabilities (K,), after the same temperature; None unless asked for.
+    trajectory: list[tuple[float, Any]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        probs: Any,
+        class_names: Sequence[str],
+        inside: Any = None,
+        trajectory: list[tuple[float, Any]] | None = None,
+    ) -> "Prediction":
+        """Describe probabilities (K,), of which `inside` (K,) says what is in the conformal set."""
+        values: list[float] = probs.tolist()
+        order = sorted(range(len(values)), key=lambda k: -values[k])  # of equals the first comes first
+        return cls(
+            classes=[(class_names[k], values[k]) for k in order],
+            entropy=math.fsum(-p * math.log(p) for p in values if p > 0),
+            conformal_set=None if inside is None else [class_names[k] for k in order if inside[k]],
+            probs=probs,
+            trajectory=trajectory,
+        )
+
+
+def read_source(image: Source, transform: Callable[[Image.Image], T]) -> T:
+    """What `transform` makes of an image; one that cannot be read is told by its name."""
+    if isinstance(image, np.ndarray):
+        image = _array_image(image)
+    if not isinstance(image, (str, Path, bytes, Image.Image)) and not hasattr(image, "read"):
+        raise UserError(f"a {type(image).__name__} is no image: give a path, a file, bytes, a PIL image or pixels")
+    try:
+        if isinstance(image, Image.Image):
+            return transform(image)
+        with open_image(image if isinstance(image, (str, Path, bytes)) else image.read()) as opened:
+            return transform(opened)
+    except Exception as error:  # a broken file can raise nearly anything from inside a decoder
+        name = readable(str(image)) if isinstance(image, (str, Path)) else f"the {type(image).__name__} given"
+        why = "no such file" if isinstance(error, FileNotFoundError) else reason(error)
+        raise UnreadableImageError(f"{name} cannot be read as an image ({why})") from error
+
+
+def _array_image(image: Array) -> Image.Image:
+    channels = image.shape[2] if image.ndim == 3 else 1
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4):
+        raise UserError(
+            f"an array must be 8-bit pixels of shape (H, W), (H, W, 3) or (H, W, 4), got {image.dtype} of shape "
+            f"{image.shape}: convert it, or give a list of such images"
+        )
+    return Image.fromarray(image[..., 0] if image.ndim == 3 and channels == 1 else image)
