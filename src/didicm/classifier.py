@@ -221,7 +221,11 @@ class Ensemble(Classifier):
             raise UserError("an ensemble has no trajectory of its own: ask its members for theirs")
         answers = [member.posterior(image, **settings) for member in self.members]
         probs = torch.stack([answer.probs for answer in answers]).mean(0)
-        return Posterior(probs, nfe=sum(answer.nfe for answer in answers))
+        nfe = sum(answer.nfe for answer in answers)
+        if all(answer.calls is None for answer in answers):
+            return Posterior(probs, nfe)
+        each = [torch.full((len(probs),), a.nfe) if a.calls is None else a.calls.cpu() for a in answers]
+        return Posterior(probs, nfe, calls=torch.stack(each).sum(0))
 
 
 class Loss(nn.Module):

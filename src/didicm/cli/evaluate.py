@@ -144,7 +144,7 @@ def metrics_table(result: ModelEvaluation) -> Table:
             f"{name}/size", f"{sets['mean_size']:.2f}", "", f"classes per set of {name.upper()}, on average"
         )
     table.add_section()
-    table.add_row("calls", str(result.nfe), "", "network calls per image")
+    table.add_row("calls", f"{result.nfe:.3g}", "", "network calls per image")
     table.add_row("multiply-adds", _big(result.multiply_adds), "", "per image")
     table.add_row("images/s", f"{result.images_per_second:.0f}", "", "network and sampler, without reading images")
     return table

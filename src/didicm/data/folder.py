@@ -47,7 +47,7 @@ class FolderSet(ImageSet):
         paths: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.class_names):
-            found = sorted(os.path.relpath(p, root) for f in folders[name] for p in _images(f, set()))
+            found = sorted(os.path.relpath(p, root) for f in folders[name] for p in image_files(f))
             paths += found
             labels += [label] * len(found)
         self.labels = np.array(labels, dtype=np.int64)
@@ -123,22 +123,27 @@ def _subfolders(folder: Path) -> list[Path]:
         raise DataError(f"{readable(str(folder))} may not be read; change its permissions") from None
 
 
-def _images(folder: str | Path, above: set[str]) -> Iterator[str]:
-    """Paths of the images below a folder, through symbolic links but never round in circles."""
+def image_files(folder: str | Path, above: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Paths of the images in a folder, then of those below it, by name; never round in circles of links."""
     here = os.path.realpath(folder)
     if here in above:
         return
+    files, folders = [], []  # of names alone: a folder may hold a million
     try:
-        entries = list(os.scandir(folder))
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if _hidden(entry.name):
+                    continue
+                if entry.is_dir():  # also one that is called x.jpg
+                    folders.append(entry.name)
+                elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+                    files.append(entry.name)
     except PermissionError:
         raise DataError(f"{readable(str(folder))} may not be read; change its permissions") from None
-    for entry in entries:
-        if _hidden(entry.name):
-            continue
-        if entry.is_dir():  # also one that is called x.jpg
-            yield from _images(entry.path, above | {here})
-        elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
-            yield entry.path
+    for name in sorted(files):
+        yield os.path.join(folder, name)
+    for name in sorted(folders):
+        yield from image_files(os.path.join(folder, name), above | {here})
 
 
 def _has_images(folder: Path) -> bool:

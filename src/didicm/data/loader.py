@@ -19,7 +19,6 @@ from didicm.data.corruptions import Corruptions
 from didicm.data.images import DataError, ImageSet, MemorySet, UnreadableImageError, is_small
 from didicm.data.randomness import epoch_order, keys, occurrences, preserved
 from didicm.data.transforms import EvalTransform, TrainTransform, to_tensor
-from didicm.signals import obey_parent_alone, shielded
 
 REPLACEMENT_TRIES = 20
 
@@ -157,7 +156,6 @@ class Loader:
             num_workers=workers,
             persistent_workers=workers > 0,
             collate_fn=_as_it_is,
-            worker_init_fn=obey_parent_alone,
             pin_memory=device.type == "cuda",
             # Its own generator: else every pass would draw a number from the global one.
             generator=torch.Generator(),
@@ -178,9 +176,7 @@ class Loader:
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        with shielded():
-            batches = iter(self._loader)  # which starts the workers
-        for batch in batches:
+        for batch in self._loader:
             self._skipped |= {skip.index: skip for skip in batch.skipped}
             self._check(batch)
             self.index = batch.shown

@@ -6,8 +6,8 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
 
 import numpy as np
 from PIL import Image
@@ -65,7 +65,7 @@ def open_shards(pattern: str) -> tuple[ImageSet, ImageSet | None]:
     uri = f"wds://{pattern}"
     folder = Path(pattern).expanduser()
     if not folder.is_dir():
-        paths = _expand(pattern)
+        paths = expand(pattern)
         if not paths:
             raise DataError(f"{uri} matches no files; give a pattern such as wds://shards/train-{{000..009}}.tar")
         return ShardSet(paths, uri), None
@@ -76,53 +76,74 @@ def open_shards(pattern: str) -> tuple[ImageSet, ImageSet | None]:
     return ShardSet(splits[train], uri), ShardSet(splits[val], uri) if val else None
 
 
+def image_members(path: str) -> Iterator[tuple[str, int, int]]:
+    """Member name, offset and size of each image in a shard, one by one."""
+    with _readable_tar(path):
+        for member, _, extension in _members(path):
+            if extension in EXTENSIONS:
+                yield member.name, member.offset_data, member.size
+
+
 def _index(path: str) -> Iterator[tuple[str, int, int, str]]:
     """Member name, offset, size and label of each image in a shard."""
     images: dict[str, tuple[str, int, int]] = {}
     values: dict[str, str] = {}
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                folder, _, base = member.name.rpartition("/")
-                if not member.isfile() or base.startswith("."):
-                    continue
-                # WebDataset's rule: the key ends at the first dot of the base name.
-                key, _, extension = base.partition(".")
-                key, extension = f"{folder}/{key}", "." + extension.rpartition(".")[2].lower()
-                if extension in EXTENSIONS:
-                    images[key] = (member.name, member.offset_data, member.size)
-                elif extension == ".cls":
-                    values[key] = cast(IO[bytes], tar.extractfile(member)).read().decode().strip()
-                elif extension == ".json" and key not in values:
-                    record = json.loads(cast(IO[bytes], tar.extractfile(member)).read())
+    with _readable_tar(path), open(path, "rb") as file:
+        for member, key, extension in _members(path):
+            if extension in EXTENSIONS:
+                images[key] = (member.name, member.offset_data, member.size)
+            elif extension in (".cls", ".json"):
+                file.seek(member.offset_data)
+                content = file.read(member.size)
+                if extension == ".cls":
+                    values[key] = content.decode().strip()
+                elif key not in values:
+                    record = json.loads(content)
                     label = next((record[k] for k in ("label", "cls") if k in record), None)
                     if label is not None:
                         values[key] = str(label)
-                # tarfile remembers every member, which is too much for a large shard.
-                tar.members.clear()  # type: ignore[attr-defined]
-    except (tarfile.TarError, OSError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be read as an uncompressed tar file ({reason(error)}); write it again"
-        ) from error
     for key, (name, offset, size) in images.items():
         if key not in values:
             raise DataError(f"{path} has no .cls and no .json label for {name}; add one")
         yield name, offset, size, values[key]
 
 
-def _expand(pattern: str) -> list[str]:
+def _members(path: str) -> Iterator[tuple[tarfile.TarInfo, str, str]]:
+    """The files in a shard that are not hidden, each with the key of its sample and its extension."""
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            folder, _, base = member.name.rpartition("/")
+            if member.isfile() and not base.startswith("."):
+                # WebDataset's rule: the key ends at the first dot of the base name.
+                key, _, extension = base.partition(".")
+                yield member, f"{folder}/{key}", "." + extension.rpartition(".")[2].lower()
+            # tarfile remembers every member, which is too much for a large shard.
+            tar.members.clear()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _readable_tar(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read as an uncompressed tar file ({reason(error)}); write it again"
+        ) from error
+
+
+def expand(pattern: str) -> list[str]:
     """Expand `{000..009}` and `{a,b}`, then globs."""
     braces = re.search(r"\{([^{}]*)\}", pattern)
     if braces is None:
         path = os.path.expanduser(pattern)
-        return sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+        return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
     if numbers:
         first, last = numbers.groups()
         options = [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     else:
         options = braces[1].split(",")
-    return [p for o in options for p in _expand(pattern[: braces.start()] + o + pattern[braces.end() :])]
+    return [p for o in options for p in expand(pattern[: braces.start()] + o + pattern[braces.end() :])]
 
 
 def _read_names(folder: Path) -> list[str] | None:

@@ -2,7 +2,8 @@
 
 from didicm.diffusion.loss import marginal_score_entropy, score_entropy
 from didicm.diffusion.process import UniformProcess
-from didicm.diffusion.sampling import Posterior, Sampler, Step, readout, sample_cl, sample_cp, sample_naive
+from didicm.diffusion.sampler import Sampler
+from didicm.diffusion.sampling import Posterior, Step, readout, sample_cl, sample_cp, sample_naive
 from didicm.diffusion.schedule import Exponential, Geometric, LogLinear, LogRatio, Schedule, schedule_from_dict
 from didicm.diffusion.solver import Features, ScoreFunction, time_grid
 

@@ -10,29 +10,17 @@ Three ways to run the reverse process, which differ in what they carry from step
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from inspect import signature
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from didicm.diffusion.process import UniformProcess, normalise
 from didicm.diffusion.random import ImageRandom, sample_categorical
-from didicm.diffusion.solver import (
-    Interval,
-    ScoreFunction,
-    Scores,
-    ScoreTime,
-    Solver,
-    SolverStep,
-    intervals,
-    solver_step,
-)
-from didicm.errors import UserError, did_you_mean
-from didicm.values import Fraction, Natural, Settings, coerce
+from didicm.diffusion.solver import SOLVERS, Interval, ScoreFunction, Scores, ScoreTime, Solver, intervals
+from didicm.values import Fraction, Natural, coerce
 
-Method: TypeAlias = Literal["cp", "cl", "readout"]
 Select: TypeAlias = Literal["argmin", "argmax", "sample"]
 Average: TypeAlias = Literal["probs", "one-hot"]
 
@@ -44,7 +32,8 @@ class Posterior:
     """What a sampler returns."""
 
     probs: Tensor  # (B, K), float32 or better, each row sums to one
-    nfe: int  # network calls per image
+    nfe: int  # network calls per image; with an early stop, the most that an image took
+    calls: Tensor | None = None  # (B,), network calls of each image; None where all took `nfe`
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,6 @@ def sample_cp(
     select: Select = "argmin",
     solver: Solver = "exact",
     score_time: ScoreTime = "midpoint",
-    floor: bool = False,
     callback: Callback | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -101,14 +89,12 @@ def sample_cp(
         select: the label to ask about: the least likely, the most likely, or one drawn from the state.
         solver: how to step.
         score_time: where the exact solver asks for the score: at the start or at the midpoint of a step.
-        floor: whether `euler` and `official` hold the network's noisy posteriors to at least (1 - keep) / K, below
-            which no true one falls; they are then tamer than Algorithm 2 and the released code. `exact` always is.
         callback: called with every `Step`.
         seed: for `select="sample"`.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
-    step, choose = solver_step(solver, floor), _SELECT[coerce(select, Select, "select")]
-    score, random, p = Scores(model, image, process), ImageRandom(image, seed), _uniform(image, process)
+    step, choose = SOLVERS[solver], SELECT[coerce(select, Select, "select")]
+    score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
     for interval in times:
         label = choose(p, random)
         log_score = score(label, interval.score)
@@ -128,7 +114,6 @@ def sample_cl(
     grid: Tensor | None = None,
     solver: Solver = "exact",
     score_time: ScoreTime = "midpoint",
-    floor: bool = False,
     average: Average = "probs",
     chunk: int = 1024,
     callback: Callback | None = None,
@@ -143,16 +128,16 @@ def sample_cl(
         average: the chains' last transition probabilities, or their one-hot ends as in the paper.
         chunk: at most this many chains go through the network together.
     """
-    times, step = intervals(process.schedule, steps, grid, solver, score_time), solver_step(solver, floor)
+    times = intervals(process.schedule, steps, grid, solver, score_time)
     coerce(average, Average, "average")
     coerce(chains, Natural, "chains")
-    score, random, p = Scores(model, image, process), ImageRandom(image, seed), _uniform(image, process)
+    score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
     label = random.label(process.num_classes, chains).flatten()  # (B * N,), an image's chains side by side
     owner = torch.arange(len(image), device=image.device).repeat_interleave(chains)
     for interval in times:
         asked, u = label.view(-1, chains).clone(), random.uniform(chains).flatten()
         p = torch.zeros_like(p)
-        for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
+        for rows, probs in _label_steps(score, solver, owner, label, interval, chunk):
             label[rows] = sample_categorical(probs, u[rows])
             ends = probs if average == "probs" else process.distribution(label[rows]).to(probs.dtype)
             p = p.to(probs.dtype).index_add(0, owner[rows], ends)
@@ -178,12 +163,12 @@ def sample_naive(
 
     At most `chunk` pairs of an image and a label go through the network together.
     """
-    times, step = intervals(process.schedule, steps, grid, solver, score_time), solver_step(solver)
-    score, p = Scores(model, image, process), _uniform(image, process)
+    times = intervals(process.schedule, steps, grid, solver, score_time)
+    score, p = Scores(model, image, process), uniform_state(image, process)
     owner, label = torch.ones_like(p).nonzero().unbind(-1)  # (B * K,), every pair of an image and a label
     for interval in times:
         next_p = torch.zeros_like(p)
-        for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
+        for rows, probs in _label_steps(score, solver, owner, label, interval, chunk):
             weight = p.flatten()[rows].to(probs.dtype).unsqueeze(-1)
             next_p = next_p.to(probs.dtype).index_add(0, owner[rows], weight * probs)
         p = normalise(next_p)
@@ -193,13 +178,13 @@ def sample_naive(
 
 
 def _label_steps(
-    score: Scores, step: SolverStep, owner: Tensor, label: Tensor, interval: Interval, chunk: int
+    score: Scores, solver: Solver, owner: Tensor, label: Tensor, interval: Interval, chunk: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows, and distributions (chunk, K) of the next label there, of labels (N,) that belong to images (N,)."""
     coerce(chunk, Natural, "chunk")
     for rows in torch.split(torch.arange(len(label), device=label.device), chunk):
         log_score = score(label[rows], interval.score, owner[rows])
-        yield rows, step(score.process, label[rows], log_score, interval)
+        yield rows, SOLVERS[solver](score.process, label[rows], log_score, interval)
 
 
 def _least_likely(p: Tensor) -> Tensor:
@@ -209,64 +194,13 @@ def _least_likely(p: Tensor) -> Tensor:
     return least.byte().argmax(-1)
 
 
-_SELECT: dict[Select, Callable[[Tensor, ImageRandom], Tensor]] = {
+SELECT: dict[Select, Callable[[Tensor, ImageRandom], Tensor]] = {
     "argmin": lambda p, random: _least_likely(p),
     "argmax": lambda p, random: p.argmax(-1),
     "sample": lambda p, random: sample_categorical(p, random.uniform().squeeze(-1)),
 }
 
 
-def _uniform(image: Tensor, process: UniformProcess) -> Tensor:
+def uniform_state(image: Tensor, process: UniformProcess) -> Tensor:
+    """Where the reverse process starts: every class alike, (B, K)."""
     return torch.full((len(image), process.num_classes), 1 / process.num_classes, device=image.device)
-
-
-_METHODS: dict[str, Callable[..., Posterior]] = {"cp": sample_cp, "cl": sample_cl, "readout": readout}
-
-
-@dataclass(frozen=True)
-class Sampler(Settings):
-    """How to sample, as one value; a method reads the fields that its function takes."""
-
-    method: Method = "cp"
-    steps: Natural = 8
-    solver: Solver = "exact"
-    score_time: ScoreTime = "midpoint"
-    floor: bool = False  # as in `sample_cp`
-    select: Select = "argmin"
-    chains: Natural = 16
-    average: Average = "probs"
-    time: Fraction = 0.5
-    seed: int = 0
-
-    def __call__(
-        self, model: ScoreFunction, image: Tensor, process: UniformProcess, callback: Callback | None = None
-    ) -> Posterior:
-        """Sample the posterior of images (B, C, H, W)."""
-        settings = {name: getattr(self, name) for name in _READS[self.method]}
-        return _METHODS[self.method](model, image, process, callback=callback, **settings)
-
-    def changed(self, **settings: Any) -> "Sampler":
-        """This sampler with other settings; one that the resulting method does not read is refused."""
-        for name in settings:
-            if name not in _SETTINGS:
-                raise UserError(f"a sampler has no setting {name!r}: {did_you_mean(name, _SETTINGS)}")
-        sampler = replace(self, **settings)
-        for name in settings:
-            if name not in ("method", "seed", *_READS[sampler.method]):
-                readers = " or ".join(method for method, reads in _READS.items() if name in reads)
-                raise UserError(
-                    f"sampler {sampler.method} has no {name}: leave it out or choose sampler {readers}"
-                )
-        return sampler
-
-    def identity(self) -> dict[str, Any]:
-        """The method and the settings that it reads, without the seed: what a calibration is tied to."""
-        unread = ("seed", "floor") if self.solver == "exact" else ("seed",)
-        return {name: getattr(self, name) for name in ("method", *_READS[self.method]) if name not in unread}
-
-
-_SETTINGS = [field.name for field in fields(Sampler)]
-_READS = {  # by method
-    method: [name for name in _SETTINGS if name in signature(sample).parameters]
-    for method, sample in _METHODS.items()
-}

@@ -36,7 +36,7 @@ class ModelEvaluation:
     intervals: dict[str, tuple[float, float]]  # of the metrics, 95 %
     conformal: dict[str, dict[str, float]]  # by rule: target, coverage, mean_size
     classes: list[ClassRow]
-    nfe: int  # network calls per image
+    nfe: float  # network calls per image, on average where an early stop saves some
     multiply_adds: int  # per image
     images_per_second: float  # of network and sampler, without reading images
     images: str  # which images, in a few words

@@ -1,7 +1,7 @@
 """THE loop over a data set: a classifier's posteriors of labelled images, by one or several samplers at once."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ class Evaluation:
     labels: Tensor  # (N,)
     image_names: list[str]  # N
     skipped: list[str]  # images that could not be read, each with the reason
-    nfe: dict[str, int]  # by sampler, network calls per image
+    nfe: dict[str, float]  # by sampler, network calls per image, on average where an early stop saves some
     images_per_second: dict[str, float]  # by sampler, without reading the images
     kept: Tensor  # (n,): rows of the images that were kept to look at
     kept_images: Tensor  # (n, C, H, W), as the network sees them
@@ -38,7 +38,7 @@ class Batch:
     label: Tensor  # (B,)
     index: Tensor  # (B,), in the data set
     probs: dict[str, Tensor]  # by sampler, (B, K)
-    nfe: dict[str, int]
+    nfe: dict[str, float]
     seconds: dict[str, float]
     skipped: list[str]  # all that could not be read so far, each with the reason
 
@@ -93,7 +93,8 @@ def stream(
             begun = time.perf_counter()
             with autocast():
                 posterior = classifier.posterior(image, **settings)
-            probs[name], nfe[name] = posterior.probs.float().cpu(), posterior.nfe  # the copy waits for a GPU
+            probs[name] = posterior.probs.float().cpu()  # the copy waits for a GPU
+            nfe[name] = posterior.nfe if posterior.calls is None else posterior.calls.double().mean().item()
             seconds[name] = time.perf_counter() - begun
         skipped = [skip.reason for skip in loader.skipped]
         yield image, Batch(label.cpu(), loader.index, probs, nfe, seconds, skipped)
@@ -134,8 +135,16 @@ def evaluate(
         labels=torch.cat([batch.label for batch in batches]),
         image_names=[images.name(i) for i in index.tolist()],
         skipped=batches[-1].skipped,
-        nfe=batches[0].nfe,
+        nfe={name: _mean([(batch.nfe[name], len(batch.label)) for batch in batches]) for name in samplers},
         images_per_second={name: count / sum(batch.seconds[name] for batch in timed) for name in samplers},
         kept=torch.isin(index, wanted).nonzero().squeeze(1),
         kept_images=torch.cat(kept_images),
     )
+
+
+def _mean(values: Sequence[tuple[float, int]]) -> float:
+    """Mean of values with their counts; what they all agree on stays as it is, a whole number too."""
+    first = values[0][0]
+    if all(value == first for value, _ in values):
+        return first
+    return sum(value * count for value, count in values) / sum(count for _, count in values)

@@ -29,7 +29,7 @@ class Measurement:
     sampler: str  # its name in the study
     group: str  # what it shares with samplers that differ in steps or chains alone
     settings: dict[str, Any]  # of the sampler
-    calls: int  # network calls per image
+    calls: float  # network calls per image, on average where an early stop saves some
     multiply_adds: int  # per image
     metrics: dict[str, float]  # as trained
     temperature: float | None = None  # fitted on held-out training images

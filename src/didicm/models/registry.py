@@ -94,9 +94,9 @@ class Cost:
     per_image: int  # multiply-adds of what is computed once
     per_call: int  # multiply-adds of every network call
 
-    def total(self, calls: int) -> int:
-        """Multiply-adds of a posterior that takes this many network calls."""
-        return self.per_image + calls * self.per_call
+    def total(self, calls: float) -> int:
+        """Multiply-adds of a posterior that takes this many network calls, perhaps on average."""
+        return self.per_image + round(calls * self.per_call)
 
 
 def cost(model: nn.Module, size: int) -> Cost:

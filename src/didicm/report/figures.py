@@ -26,7 +26,7 @@ ACROSS = 4  # plots side by side
 PAPERS = Condition(56, 1.0)  # the condition of the paper's figure of network calls
 
 Stored: TypeAlias = dict[Entry, tuple[Tensor, Tensor]]  # probabilities (N, K) and labels (N,), over all seeds
-Curves: TypeAlias = dict[tuple[str, bool], dict[int, Estimate]]  # by name and whether a baseline: quality by calls
+Curves: TypeAlias = dict[tuple[str, bool], dict[float, Estimate]]  # by name and whether a baseline: by calls
 
 
 def over_columns(panels: Sequence[Panel], metrics: Sequence[Metric], *, gains: bool = False) -> Figure | None:

@@ -71,7 +71,7 @@ def main_table(rows: Rows) -> Table:
             if found := rows.select(entry, condition):
                 measured = found[0].measured
                 cells = [show(found.estimate(m), m) for m in metrics]
-                body.append([f"  {entry}", *cells, str(measured.calls), _millions(measured.multiply_adds)])
+                body.append([f"  {entry}", *cells, f"{measured.calls:.3g}", _millions(measured.multiply_adds)])
     seeds = len({row.run.seed for row in rows})
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
     if any(m.scaled for m in metrics):

@@ -46,6 +46,17 @@ def test_it_says_what_the_classifier_says(classifier, some_images):
     assert seen == [(8, 20), (16, 20), (20, 20)]
 
 
+def test_an_early_stop_saves_calls_that_are_counted_per_image(diffusion, some_images):
+    images, samplers = some_images(), {"": {}, "early": {"tolerance": 0.03}}
+    whole = evaluate(diffusion, images, TRANSFORM, samplers, batch_size=20)
+    image = torch.stack([TRANSFORM(images.load(i)) for i in range(20)])
+    calls = diffusion.posterior(image, tolerance=0.03).calls
+    assert whole.nfe[""] == 8
+    assert whole.nfe["early"] == pytest.approx(calls.double().mean().item())
+    assert 3 < whole.nfe["early"] < 8
+    assert evaluate(diffusion, images, TRANSFORM, samplers, batch_size=3).nfe == pytest.approx(whole.nfe)
+
+
 def test_several_samplers_see_the_same_images_which_are_decoded_once(diffusion, some_images):
     images = Counted(some_images())
     samplers = {"main": {}, "labels": {"method": "cl", "steps": 2, "chains": 5}, "one": {"method": "readout"}}

@@ -1,0 +1,74 @@
+"""How to sample, as one value that settings, checkpoints and flags share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from inspect import signature
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
+
+from didicm.diffusion.early_stop import sample_until_settled
+from didicm.diffusion.process import UniformProcess
+from didicm.diffusion.sampling import Average, Callback, Posterior, Select, readout, sample_cl, sample_cp
+from didicm.diffusion.solver import ScoreFunction, ScoreTime, Solver
+from didicm.errors import UserError, did_you_mean
+from didicm.values import Fraction, Natural, NonNegative, Settings
+
+Method: TypeAlias = Literal["cp", "cl", "readout"]
+
+_METHODS: dict[str, Callable[..., Posterior]] = {"cp": sample_cp, "cl": sample_cl, "readout": readout}
+
+
+@dataclass(frozen=True)
+class Sampler(Settings):
+    """How to sample, as one value; a method reads the fields that its function takes."""
+
+    method: Method = "cp"
+    steps: Natural = 8
+    solver: Solver = "exact"
+    score_time: ScoreTime = "midpoint"
+    select: Select = "argmin"
+    chains: Natural = 16
+    average: Average = "probs"
+    time: Fraction = 0.5
+    seed: int = 0
+    tolerance: NonNegative = 0.0  # cp: an image whose posterior moved less than this stops; 0 takes every step
+
+    def __call__(
+        self, model: ScoreFunction, image: Tensor, process: UniformProcess, callback: Callback | None = None
+    ) -> Posterior:
+        """Sample the posterior of images (B, C, H, W)."""
+        settings = {name: getattr(self, name) for name in _READS[self.method]}
+        sample = _METHODS[self.method]
+        if settings.pop("tolerance", 0.0):
+            sample = partial(sample_until_settled, tolerance=self.tolerance)
+        return sample(model, image, process, callback=callback, **settings)
+
+    def changed(self, **settings: Any) -> "Sampler":
+        """This sampler with other settings; one that the resulting method does not read is refused."""
+        for name in settings:
+            if name not in _SETTINGS:
+                raise UserError(f"a sampler has no setting {name!r}: {did_you_mean(name, _SETTINGS)}")
+        sampler = replace(self, **settings)
+        for name in settings:
+            if name not in ("method", "seed", *_READS[sampler.method]):
+                readers = " or ".join(method for method, reads in _READS.items() if name in reads)
+                raise UserError(
+                    f"sampler {sampler.method} has no {name}: leave it out or choose sampler {readers}"
+                )
+        return sampler
+
+    def identity(self) -> dict[str, Any]:
+        """The method and the settings that it reads, without the seed: what a calibration is tied to."""
+        named = {name: getattr(self, name) for name in ("method", *_READS[self.method]) if name != "seed"}
+        if not self.tolerance:  # calibrations from before there was one hold
+            named.pop("tolerance", None)
+        return named
+
+
+_SETTINGS = [field.name for field in fields(Sampler)]
+_READS = {  # by method
+    method: [name for name in _SETTINGS if name in signature(sample).parameters]
+    for method, sample in {**_METHODS, "cp": sample_until_settled}.items()
+}
