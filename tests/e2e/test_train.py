@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import shlex
 import signal
 import tarfile
 import time
@@ -13,10 +15,13 @@ import torch
 from PIL import Image
 
 import didicm
+from didicm.cli.__main__ import main
 from didicm.settings import load_recipe, recipes
 from didicm.training.state import load_state
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "didicm.cli")
+# Corrupted images are decoded one by one, by worker processes.
+WITH_WORKERS = {"epochs": 4, "corrupt_train": "noise:1", "run__workers": 2}
 
 
 @pytest.fixture
@@ -94,22 +99,44 @@ def test_killed_and_resumed_ends_with_the_same_bits(
     assert steps == list(range(1, 21))
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_it_saves_says_how_to_resume_and_goes_on_to_the_same_bits(
-    stop, tmp_path, train, start_didicm, train_flags, works, weights_of, assert_same
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, train_flags):
+    """A run that nothing stopped."""
+    run = tmp_path_factory.mktemp("undisturbed")
+    assert main(["train", *train_flags(run, **WITH_WORKERS)]) == 0
+    return run
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=lambda stop: stop.name)
+def test_stopped_with_all_its_workers_it_saves_says_how_to_resume_and_goes_on_to_the_same_bits(
+    stop, undisturbed, tmp_path, start_didicm, train_flags, works, weights_of, assert_same
 ):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train(whole, epochs=4)
-    process = start_didicm("train", *train_flags(stopped, epochs=4))
+    stopped = tmp_path / "it's stopped"
+    process = start_didicm("train", *train_flags(stopped, **WITH_WORKERS), start_new_session=True)
     while "step " not in process.stdout.readline():
         assert process.poll() is None, process.communicate()
-    process.send_signal(stop)
-    printed, _ = process.communicate()
-    assert process.returncode == 130
-    assert f"resume with: didicm train --out {stopped}" in printed.replace("\n", " ")
+    os.killpg(process.pid, stop)  # as a terminal, systemd, SLURM and Kubernetes do
+    printed, trouble = process.communicate()
+    assert process.returncode == 130, trouble
+    assert "Traceback" not in trouble
+    assert f"resume with: didicm train --out {shlex.quote(str(stopped))}" in printed.replace("\n", " ")
     assert 0 < load_state(stopped)[0].step < 20
     works("train", f"--out={stopped}")  # nothing else is needed
-    assert_same(weights_of(whole), weights_of(stopped))
+    assert_same(weights_of(undisturbed), weights_of(stopped))
+
+
+def test_two_processes_with_workers_that_are_all_told_at_once_save_too(tmp_path, start_didicm, train_flags):
+    """Each is told twice: torchrun passes on what it is told itself."""
+    settings = {**WITH_WORKERS, "epochs": 400, "run__workers": 1, "run__strategy": "ddp"}
+    process = start_didicm(
+        "train", *train_flags(tmp_path / "run", **settings), under=TORCHRUN, start_new_session=True
+    )
+    while "step " not in process.stdout.readline():
+        assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGTERM)
+    printed, trouble = process.communicate()
+    assert "stopped and saved" in printed, trouble
+    assert load_state(tmp_path / "run")[0].step > 0
 
 
 def test_a_run_that_exists_names_the_one_setting_that_differs(tmp_path, train, fails, works, train_flags):

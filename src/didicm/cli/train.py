@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.flags import read_flags, show_help
 from didicm.errors import UserError
 from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read_yaml, recipes, to_yaml
+from didicm.text import Console, quoted
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric
 from didicm.training.loop import BEST, CONFIG, LAST, train
@@ -71,13 +71,15 @@ def main(argv: list[str]) -> int:
     try:
         train(config, console=console)
     except KeyboardInterrupt:
-        console.print(f"stopped and saved; resume with: didicm train --out {folder}")
+        console.print(f"stopped and saved; resume with: didicm train --out {quoted(folder)}")
         return 130
     progress = load_state(folder)[0]
     if progress.skipped_steps:
         console.print(f"{progress.skipped_steps} steps were skipped: their gradient was not finite")
     if progress.unreadable:
-        console.print(f"{progress.unreadable} training images could not be read: see didicm doctor {config.data}")
+        console.print(
+            f"{progress.unreadable} training images could not be read: see didicm doctor {quoted(config.data)}"
+        )
     console.print(f"best model: {folder / BEST}   last: {folder / LAST}   numbers: {folder / METRICS}")
     return 0
 
@@ -112,7 +114,7 @@ def resume(folder: Path, asked: TrainConfig, names: Sequence[str], *, extend: bo
         remedy = "add --extend to train longer, " if list(wanted) == ["epochs"] else ""
         raise UserError(
             f"{folder} was started with other settings ({told}): {remedy}"
-            f"resume it with just --out {folder}, or give another --out"
+            f"resume it with just --out {quoted(folder)}, or give another --out"
         )
     return replace(override(stored, changes), out=str(folder))
 

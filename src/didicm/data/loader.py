@@ -19,6 +19,7 @@ from didicm.data.corruptions import Corruptions
 from didicm.data.images import DataError, ImageSet, MemorySet, UnreadableImageError, is_small
 from didicm.data.randomness import epoch_order, keys, occurrences, preserved
 from didicm.data.transforms import EvalTransform, TrainTransform, to_tensor
+from didicm.signals import obey_parent_alone, shielded
 
 REPLACEMENT_TRIES = 20
 
@@ -156,6 +157,7 @@ class Loader:
             num_workers=workers,
             persistent_workers=workers > 0,
             collate_fn=_as_it_is,
+            worker_init_fn=obey_parent_alone,
             pin_memory=device.type == "cuda",
             # Its own generator: else every pass would draw a number from the global one.
             generator=torch.Generator(),
@@ -176,7 +178,9 @@ class Loader:
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self._loader:
+        with shielded():
+            batches = iter(self._loader)  # which starts the workers
+        for batch in batches:
             self._skipped |= {skip.index: skip for skip in batch.skipped}
             self._check(batch)
             self.index = batch.shown

@@ -24,6 +24,7 @@ from didicm.experiments.measure import measure
 from didicm.experiments.results import RunResult
 from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
+from didicm.signals import STOPPING
 from didicm.training.build import RunComponents, build, check_batches
 from didicm.training.loop import BEST, train
 from didicm.training.state import STATE, has_state
@@ -178,7 +179,9 @@ def _train_in_processes(run: Run, folder: Path, log: IO[str]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={run.config.run.devices}", "-m", __spec__.name, str(folder)]
     # In a session of their own: Ctrl-C reaches them once, through us. The pipe ends when we do.
-    with Popen(command, stdin=PIPE, stdout=log, stderr=log, start_new_session=True) as torchrun:
+    told = ",".join(number.name for number in STOPPING)  # torchrun would not live through a warning of SLURM's
+    environment = {**os.environ, "PET_SIGNALS_TO_HANDLE": told}
+    with Popen(command, stdin=PIPE, stdout=log, stderr=log, start_new_session=True, env=environment) as torchrun:
         try:
             code = torchrun.wait()
         except BaseException:

@@ -7,9 +7,7 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,6 +21,7 @@ from didicm.errors import UserError, did_you_mean
 from didicm.experiments.clusters import run_on_ray, submitit_executor
 from didicm.experiments.execute import execute, read_run, stop_at_end_of
 from didicm.settings import RunConfig
+from didicm.signals import interrupted
 
 ExecutorName: TypeAlias = Literal["local", "ray", "slurm", "submitit-local"]
 Executor: TypeAlias = Callable[[Sequence[Path]], Generator[Path, None, None]]
@@ -51,19 +50,6 @@ def make_executor(
     if name == "ray":
         return partial(run_on_ray, jobs, devices, config, options)
     return submitit_executor(name, jobs, devices, config, options, logs, console)
-
-
-@contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Take a scheduler's SIGTERM as Ctrl-C, which saves the trainings."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run_here(folders: Sequence[Path]) -> Generator[Path, None, None]:
@@ -147,7 +133,7 @@ def _work(pipe: Connection, gpus: str | None, threads: int) -> None:
     assert parent is not None
     stop_at_end_of(parent.sentinel)
     try:
-        with interrupted_by_sigterm():
+        with interrupted():
             while True:
                 folder = pipe.recv()
                 try:

@@ -15,11 +15,12 @@ from rich.console import Console
 
 from didicm.errors import UserError
 from didicm.experiments.execute import LOCK, close_run, locked, prepare, read_result, read_share, write_run
-from didicm.experiments.executors import interrupted_by_sigterm, make_executor
+from didicm.experiments.executors import make_executor
 from didicm.experiments.results import Plan, RunResult, append_result, read_plan, read_results, write_plan
 from didicm.experiments.spec import Run, Study
 from didicm.files import read_json, to_json, write_files
 from didicm.progress import ProgressDisplay
+from didicm.signals import interrupted
 
 OWNER, JOBS = "owner.json", "jobs"
 POLL, QUIET = 1.0, 20.0  # seconds between looks at the runs' folders; without a line, where there is no bar
@@ -70,7 +71,7 @@ def run_study(
             folders = {key: write_run(out, home, run) for key, run in left.items()}
             try:
                 with (
-                    interrupted_by_sigterm(),
+                    interrupted(),
                     StudyProgress(console, runs, runs.keys() & done, folders) as progress,
                     closing(run_all(list(folders.values()))) as finished,
                 ):

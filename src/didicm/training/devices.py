@@ -1,9 +1,6 @@
 """Devices and processes through lightning-fabric; with fsdp every process holds a part of each weight."""
 
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -98,24 +95,3 @@ def _shard(module: nn.Module, mesh: Any) -> nn.Module:
 
     fully_shard(module, mesh=mesh["data_parallel"])
     return module
-
-
-@contextmanager
-def stoppable() -> Iterator[list[int]]:
-    """A list that is filled by Ctrl-C or a scheduler's SIGTERM, so that a step is finished and saved first."""
-    stop: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if number in stop:  # asked twice: at once; a terminal's Ctrl-C and a parent's SIGTERM are one wish
-            raise KeyboardInterrupt
-        stop.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread
-        before = {}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

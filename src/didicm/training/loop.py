@@ -22,8 +22,9 @@ from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import evaluate
 from didicm.files import write_files
 from didicm.settings import TrainConfig, to_yaml
+from didicm.signals import stoppable
 from didicm.training.build import RunComponents, build, check_batches
-from didicm.training.devices import agree, gather, gather_rows, make_fabric, scatter, stoppable
+from didicm.training.devices import agree, gather, gather_rows, make_fabric, scatter
 from didicm.training.state import TrainState, has_state
 from didicm.training.tracking import Tracker
 
@@ -42,7 +43,8 @@ def train(
 ) -> Path:
     """Run or resume a training; returns the run's directory.
 
-    Ctrl-C and SIGTERM save the run after the step that is being taken, then raise KeyboardInterrupt.
+    Ctrl-C, SIGTERM and SLURM's SIGUSR1 or SIGUSR2 save the run after the step that is being taken, then raise
+    KeyboardInterrupt.
 
     Args:
         config: all settings; a run that exists in `config.out` goes on where it stopped.

@@ -70,12 +70,13 @@ def test_a_second_owner_is_told_who_the_first_is(tiny, tmp_path):
         pass
 
 
-def test_a_schedulers_sigterm_saves_the_training_and_frees_the_folder(tiny, tmp_path, meanwhile):
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGUSR1], ids=lambda stop: stop.name)
+def test_a_schedulers_signal_saves_the_training_and_frees_the_folder(stop, tiny, tmp_path, meanwhile):
     def training():
         return list(tmp_path.glob("measured/*/progress"))
 
     console = Console(record=True, width=500)
-    with meanwhile(training, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(KeyboardInterrupt):
+    with meanwhile(training, lambda: os.kill(os.getpid(), stop)), pytest.raises(KeyboardInterrupt):
         run_study(tiny({"epochs": 100_000}), tmp_path, console=console)
     assert "the same command goes on" in console.export_text()
     assert list(tmp_path.glob("runs/*/state/*"))

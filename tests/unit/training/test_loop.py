@@ -8,7 +8,7 @@ import torch
 from didicm import UserError
 from didicm.settings import load_recipe, recipes
 from didicm.training import loop
-from didicm.training.devices import agree, gather, make_fabric, scatter, stoppable
+from didicm.training.devices import agree, gather, make_fabric, scatter
 from didicm.training.state import load_state
 from didicm.values import override
 
@@ -151,19 +151,6 @@ def test_a_single_process_agrees_with_itself_and_has_nothing_to_gather():
     optimizer.step()
     saved = optimizer.state_dict()
     assert scatter(saved, optimizer)["state"][0]["exp_avg"] is saved["state"][0]["exp_avg"]
-
-
-def test_a_second_signal_stops_at_once_and_handlers_return():
-    import os
-    import signal
-
-    before = signal.getsignal(signal.SIGTERM)
-    with stoppable() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop == [signal.SIGTERM]
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("name", recipes())
