@@ -69,6 +69,7 @@ class RunConfig(Settings):
         validate_epochs: validate every so many epochs, and at the end
         save_seconds: save the state at least this often, and at the end
         log_seconds: a line in metrics.jsonl, and on the screen if it is no terminal
+        sync_batch_norm: take batch statistics over all devices and not on each; on GPUs
         wandb: name of the project to log to
     """
 
@@ -78,6 +79,7 @@ class RunConfig(Settings):
     nodes: Natural = 1
     strategy: str = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    sync_batch_norm: bool = False
     compile: bool = False
     workers: Count = 4
     validate_epochs: Natural = 1

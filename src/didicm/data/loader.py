@@ -188,7 +188,7 @@ class Loader:
                 image = batch.image.to(self._device, non_blocking=True)
                 if not self._batches.finish:
                     image = self._batches.transform.finish(image, batch.key)
-                yield image, batch.label.to(self._device)
+                yield image, batch.label.to(self._device, non_blocking=True)
 
     def _check(self, batch: Batch) -> None:
         if len(self._skipped) > self._limit:

@@ -95,7 +95,8 @@ class EvalTransform(Settings):
         return ((images * std + mean) * 255).round().clamp(0, 255).byte()
 
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(v, device=device).view(-1, 1, 1) for v in (self.mean, self.std))
+        # `non_blocking`: else the copy would wait for all that a GPU still has to do.
+        mean, std = (torch.tensor(v).view(-1, 1, 1).to(device, non_blocking=True) for v in (self.mean, self.std))
         return mean, std
 
 
@@ -231,8 +232,8 @@ def target_distribution(label: Tensor, num_classes: int, smoothing: float = 0.0)
 
 def _shift_and_flip(images: Tensor, draws: np.ndarray, pad: int, hflip: float) -> Tensor:
     """Pad, crop anywhere and perhaps flip each image of a batch, with draws (B, 3) in [0, 1)."""
-    offset = torch.from_numpy((draws[:, :2] * (2 * pad + 1)).astype(np.int64)).to(images.device)
-    flip = torch.from_numpy(draws[:, 2] < hflip).to(images.device)
+    offset = torch.from_numpy((draws[:, :2] * (2 * pad + 1)).astype(np.int64)).to(images.device, non_blocking=True)
+    flip = torch.from_numpy(draws[:, 2] < hflip).to(images.device, non_blocking=True)
     which, down, across = (torch.arange(images.shape[axis], device=images.device) for axis in (0, 2, 3))
     rows = offset[:, :1] + down
     columns = offset[:, 1:] + torch.where(flip[:, None], across.flip(0), across)

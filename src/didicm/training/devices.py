@@ -1,12 +1,15 @@
 """Devices and processes through lightning-fabric; with fsdp every process holds a part of each weight."""
 
 import os
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import ModelParallelStrategy
-from torch import Tensor, nn
+from timm.layers import convert_sync_batchnorm
+from timm.utils import distribute_bn
+from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from didicm.errors import UserError, reason
@@ -40,12 +43,54 @@ def is_sharded(config: RunConfig) -> bool:
     return config.strategy == "fsdp"
 
 
+def works_behind(device: torch.device) -> bool:
+    """Whether a device works on a queue behind the host's back, so that reading a number waits for all of it."""
+    return device.type != "cpu"
+
+
+def memory_format(device: torch.device) -> torch.memory_format:
+    """How images and weights of convolutions lie in memory: GPUs are faster where the channels come last."""
+    return torch.channels_last if device.type == "cuda" else torch.preserve_format
+
+
+def tune(device: torch.device) -> None:
+    """Let cuDNN time its convolutions: a run's shapes stay the same. Not where results must not depend on time."""
+    deterministic = torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
+    if device.type == "cuda" and not deterministic:
+        torch.backends.cudnn.benchmark = True
+
+
+def prepare_network(network: nn.Module, config: RunConfig, fabric: Fabric) -> nn.Module:
+    """Lay out weights for the device; batch statistics are each device's own unless the run wants them joined.
+
+    Those saved are the first process's: DDP hands them to the others before every step.
+    """
+    if config.sync_batch_norm and fabric.world_size > 1:
+        if fabric.device.type == "cpu":
+            raise UserError("run.sync_batch_norm needs GPUs: PyTorch cannot join batch statistics of CPUs")
+        network = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+    return network.to(memory_format=memory_format(fabric.device))
+
+
+def share_statistics(network: nn.Module, fabric: Fabric) -> None:
+    """Give all processes the first one's batch statistics, so that they validate what will be saved."""
+    if fabric.world_size > 1:
+        distribute_bn(network, fabric.world_size)  # type: ignore[no-untyped-call]
+
+
 def agree(fabric: Fabric, *wishes: bool) -> list[bool]:
     """What any process wishes, all do: their clocks and signals differ, but saving needs all of them."""
     if fabric.world_size == 1:
         return list(wishes)
-    votes = _reduce_max(fabric, torch.tensor([float(wish) for wish in wishes], device=fabric.device))
-    return [vote > 0 for vote in votes.tolist()]
+    votes = torch.tensor(wishes, dtype=torch.int32)
+    distributed.all_reduce(votes, distributed.ReduceOp.MAX, group=_hosts())
+    return [bool(vote) for vote in votes.tolist()]
+
+
+@lru_cache(maxsize=1)
+def _hosts() -> Any:
+    """A group of the processes' hosts: what they agree on never waits for a GPU."""
+    return distributed.new_group(backend="gloo")
 
 
 def gather(state: Any) -> Any:

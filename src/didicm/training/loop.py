@@ -2,15 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from timm.optim import create_optimizer_v2, param_groups_weight_decay
-from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
 from didicm.checkpoint import save
@@ -24,12 +23,21 @@ from didicm.files import write_files
 from didicm.settings import TrainConfig, to_yaml
 from didicm.signals import stoppable
 from didicm.training.build import RunComponents, build, check_batches
-from didicm.training.devices import agree, gather, gather_rows, make_fabric, scatter
+from didicm.training.devices import (
+    agree,
+    gather,
+    gather_rows,
+    make_fabric,
+    memory_format,
+    scatter,
+    share_statistics,
+    tune,
+)
 from didicm.training.state import TrainState, has_state
+from didicm.training.steps import Steps, make_optimizer, make_scheduler
 from didicm.training.tracking import Tracker
 
 CONFIG, LAST, BEST = "config.yaml", "last", "best"
-MAX_SKIPPED = 50  # steps in a row that half precision may skip; full precision has no excuse
 
 OnStep = Callable[[int, int], object]  # is told the steps done and to do
 
@@ -54,7 +62,10 @@ def train(
     """
     fabric = make_fabric(config.run)
     fabric.launch()
+    tune(fabric.device)
     run = components or build(config)
+    if run.class_weight is not None:
+        run = replace(run, class_weight=run.class_weight.to(fabric.device))
     folder, console = Path(config.out), console or Console(soft_wrap=True)
     loader = _training_loader(config, run, fabric)
     steps_per_epoch = loader.batches_per_epoch // config.accumulate
@@ -69,53 +80,56 @@ def train(
     loss_module = Loss(classifier)
     compiled = cast(nn.Module, torch.compile(loss_module)) if config.run.compile else loss_module
     module = fabric.setup_module(compiled)
-    plain_optimizer = _optimizer(config, classifier.model)  # after the module: a sharded one has other parameters
+    # After `setup_module`: sharding makes other parameters.
+    plain_optimizer = make_optimizer(config, classifier.model)
     if optimizer_state is not None:
         plain_optimizer.load_state_dict(scatter(optimizer_state, plain_optimizer))
     optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(plain_optimizer))
-    scheduler = _scheduler(config, plain_optimizer, steps_per_epoch, total_steps)
+    scheduler = make_scheduler(config, plain_optimizer, steps_per_epoch, total_steps)
     if fabric.is_global_zero:
         write_files(folder, {CONFIG: to_yaml(config)})
         if resumed:
             console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
     fabric.barrier()
 
-    silent, skipped_in_a_row, saved = not fabric.is_global_zero, 0, time.monotonic()
+    steps = Steps(state, optimizer, fabric)
+    silent, saved = not fabric.is_global_zero, time.monotonic()
+    read = True  # whether the host looks at a step's numbers, which waits for a GPU
     with (
         stoppable() as stop,
         Tracker(folder, config.run, total_steps, progress.step, console, silent=silent) as tracker,
     ):
         for epoch in range(progress.step // steps_per_epoch, config.epochs):
-            loader.set_epoch(epoch, progress.step % steps_per_epoch * config.accumulate)
-            batches = iter(loader)
-            for _ in range(progress.step % steps_per_epoch, steps_per_epoch):
+            module.train()
+            batches = _batches_from(progress.step, loader, steps_per_epoch)
+            while progress.step < (epoch + 1) * steps_per_epoch:
+                if steps.begin(read=read):  # back to an earlier one
+                    batches = _batches_from(progress.step, loader, steps_per_epoch)
+
                 # Loss and gradient, in `accumulate` parts
                 scheduler.step_update(progress.step)
-                module.train()
-                loss = 0.0
+                losses = []
                 for part in range(config.accumulate):
                     number = progress.step * config.accumulate + part
                     batch = _batch(*next(batches), number, config, run, mixer, fabric)
                     with fabric.no_backward_sync(module, enabled=part < config.accumulate - 1):
                         part_loss = module(*batch) / config.accumulate
                         fabric.backward(part_loss)
-                    loss += part_loss.item()
+                    losses.append(part_loss.detach())
                 largest = config.optimizer.clip or math.inf
-                clipped = fabric.clip_gradients(module, optimizer, max_norm=largest, error_if_nonfinite=False)
-                norm = gather(clipped).item()
+                norm = gather(fabric.clip_gradients(module, optimizer, max_norm=largest, error_if_nonfinite=False))
 
                 # Step, unless the gradient is not finite
-                skipped = _step(optimizer, fabric, norm)
-                skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
-                state.average()
-                progress.step += 1
-                progress.skipped_steps += skipped
-                if skipped_in_a_row >= (1 if config.run.precision == "32-true" else MAX_SKIPPED):
+                steps.take(norm, read=read)
+                if steps.hopeless:
                     state.save(folder, optimizer, fabric)
-                    _stop_broken(folder, progress.step, loss, norm)
+                    _stop_broken(folder, progress.step, sum(x.item() for x in losses), norm.item())
 
                 # Log
-                numbers = {"loss": loss, "gradient_norm": norm, "lr": plain_optimizer.param_groups[0]["lr"]}
+                numbers = None
+                if read:
+                    numbers = {"loss": sum(x.item() for x in losses), "gradient_norm": norm.item()}
+                    numbers["lr"] = plain_optimizer.param_groups[0]["lr"]
                 tracker.step(progress.step, epoch + 1, config.batch_size, numbers)
                 if on_step is not None:
                     on_step(progress.step, total_steps)
@@ -126,6 +140,7 @@ def train(
                     last or (epoch + 1) % config.run.validate_epochs == 0
                 ):
                     with tracker.elsewhere(), state.as_saved():
+                        share_statistics(classifier.model, fabric)
                         metrics = _validate(config, run, state, fabric, tracker, epoch + 1)
                         score = (-metrics["cls/Acc"], metrics["cls/NLL"])
                         better = progress.best is None or score < (-progress.best[0], progress.best[1])
@@ -136,20 +151,29 @@ def train(
                         progress.best = [-score[0], score[1]] if better else progress.best
                     fabric.barrier()
 
-                # Save
-                due = time.monotonic() - saved >= config.run.save_seconds
-                stopping, due = agree(fabric, bool(stop), due)
-                if stopping or due:
+                # Save, but only what was read; else the next step is
+                saving = time.monotonic() - saved >= config.run.save_seconds
+                stopping, saving, logging = agree(fabric, bool(stop), saving, tracker.due)
+                if read and (stopping or saving):
                     with tracker.elsewhere():
                         state.save(folder, optimizer, fabric)
                     saved = time.monotonic()
-                if stopping:
+                if read and stopping:
                     raise KeyboardInterrupt
+                last_of_epoch = (progress.step + 1) % steps_per_epoch == 0
+                read = steps.must_read(stopping or saving or logging or last_of_epoch)
             progress.unreadable = len(loader.skipped)
             tracker.unreadable([skip.reason for skip in loader.skipped])
     progress.finished = True
     state.save(folder, optimizer, fabric)
     return folder
+
+
+def _batches_from(step: int, loader: Loader, steps_per_epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """What is left of an epoch at a step."""
+    epoch, done = divmod(step, steps_per_epoch)
+    loader.set_epoch(epoch, done * (loader.batches_per_epoch // steps_per_epoch))
+    return iter(loader)
 
 
 def _batch(
@@ -167,20 +191,11 @@ def _batch(
     # Numbers for the whole batch, dealt out as the loader deals the images: any split draws the same noise.
     draws = run.classifier.draws_per_image, run.classifier.numbers_per_draw
     u = torch.rand(len(image) * fabric.world_size, *draws, generator=torch.Generator().manual_seed(seed))
-    u = u[fabric.global_rank :: fabric.world_size].to(image.device)
+    u = u[fabric.global_rank :: fabric.world_size].to(image.device, non_blocking=True)
     image, target = mixer(image, label, number)
-    weight = None if run.class_weight is None else Loss.bits(target @ run.class_weight.to(target.device))
+    weight = None if run.class_weight is None else Loss.bits(target @ run.class_weight)
+    image = image.to(memory_format=memory_format(image.device))
     return image, Loss.bits(target), Loss.bits(u), weight
-
-
-def _step(optimizer: torch.optim.Optimizer, fabric: Fabric, norm: float) -> bool:
-    """Step the optimiser; True if the step had to be skipped, by a gradient scaler or for a gradient's norm."""
-    scaler = getattr(fabric.strategy.precision, "scaler", None)
-    before = scaler.get_scale() if scaler else 0.0
-    if scaler or math.isfinite(norm):
-        optimizer.step()
-    optimizer.zero_grad()
-    return bool(scaler.get_scale() < before) if scaler else not math.isfinite(norm)
 
 
 def _validate(
@@ -220,34 +235,6 @@ def _training_loader(config: TrainConfig, run: RunComponents, fabric: Fabric) ->
         rank=fabric.global_rank,
         world_size=fabric.world_size,
         device=fabric.device,
-    )
-
-
-def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    settings = config.optimizer
-    lr = settings.lr * (config.fraction**-0.5 if settings.scale_lr else 1)
-    parameters: Any = model
-    zero_started = getattr(model, "zero_started", ())
-    if zero_started and settings.name.lower().startswith("lamb"):
-        # LAMB scales a step with the norm of the weights: those that start at zero would stay there. It does not
-        # scale the steps of parameters without weight decay.
-        parameters = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=zero_started)
-    optimizer: torch.optim.Optimizer = create_optimizer_v2(
-        parameters, opt=settings.name, lr=lr, weight_decay=settings.weight_decay, momentum=settings.momentum
-    )
-    return optimizer
-
-
-def _scheduler(
-    config: TrainConfig, optimizer: torch.optim.Optimizer, steps_per_epoch: int, total_steps: int
-) -> CosineLRScheduler:
-    warmup = round(config.optimizer.warmup_epochs * steps_per_epoch)
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=total_steps,
-        warmup_t=min(warmup, total_steps // 2),  # a short run must not be all warm-up
-        warmup_lr_init=1e-6,
-        t_in_epochs=False,
     )
 
 

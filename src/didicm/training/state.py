@@ -7,6 +7,7 @@ every random number of a step is a function of the seed and the step.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from lightning_fabric import Fabric
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from timm.utils import ModelEmaV3
-from torch import Tensor, nn
+from torch import Tensor
 
 from didicm.classifier import Classifier
 from didicm.errors import UserError
 from didicm.files import write_files
 from didicm.settings import TrainConfig
 from didicm.training.build import build_classifier
-from didicm.training.devices import gather, is_sharded
+from didicm.training.devices import gather, is_sharded, prepare_network
 
 STATE = "state/state.safetensors"
 
@@ -39,6 +40,16 @@ class Progress:
     finished: bool = False
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of a state, on its device."""
+
+    progress: Progress
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    optimizer: dict[str, Any]
+
+
 @dataclass
 class TrainState:
     """What changes while a run goes on: weights, their average, and how far it has come."""
@@ -52,8 +63,7 @@ class TrainState:
     @classmethod
     def make(cls, config: TrainConfig, classifier: Classifier, fabric: Fabric) -> "TrainState":
         """The state before the first step."""
-        if fabric.world_size > 1 and fabric.device.type == "cuda":
-            classifier = nn.SyncBatchNorm.convert_sync_batchnorm(classifier)  # type: ignore[no-untyped-call]
+        classifier.model = prepare_network(classifier.model, config.run, fabric)
         ema = None
         if config.optimizer.ema is not None:
             # Warm-up: at first the average follows the weights, or a short run would keep its random start.
@@ -81,6 +91,20 @@ class TrainState:
             yield
         finally:
             self.classifier.model = trained
+
+    def copy(self, optimizer: Any) -> Snapshot:
+        """Everything that a step changes."""
+        ema = None if self.ema is None else self.ema.module.state_dict()
+        parts = self.progress, self.classifier.model.state_dict(), ema, optimizer.optimizer.state_dict()
+        return Snapshot(*deepcopy(parts))
+
+    def go_back(self, before: Snapshot, optimizer: Any) -> None:
+        """Undo all steps since a copy, which becomes the state and must not be used again."""
+        vars(self.progress).update(vars(before.progress))
+        self.classifier.model.load_state_dict(before.model)
+        if self.ema is not None and before.ema is not None:
+            self.ema.module.load_state_dict(before.ema)
+        optimizer.optimizer.load_state_dict(before.optimizer)
 
     def save(self, folder: Path, optimizer: Any, fabric: Fabric) -> None:
         """Write all that the run needs to go on, in one file; all processes take part."""

@@ -33,6 +33,7 @@ class Tracker:
         self._display = ProgressDisplay(self._console, total_steps, start, seconds=float("inf"))
         self._writers: list[Writer] = []
         self._named: set[str] = set()
+        self._text = ""
         self._logged, self._clock, self._elsewhere = start, time.monotonic(), 0.0
         if silent:
             return
@@ -59,21 +60,27 @@ class Tracker:
         yield
         self._elsewhere += time.monotonic() - begun
 
-    def step(self, step: int, epoch: int, batch_size: int, numbers: Mapping[str, float]) -> None:
-        """Note a finished step; now and then write it down."""
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write a step down: the next one should come with its numbers."""
+        return not self._silent and time.monotonic() - self._clock >= self._log_seconds
+
+    def step(self, step: int, epoch: int, batch_size: int, numbers: Mapping[str, float] | None) -> None:
+        """Note a finished step, whose numbers may not have been read; now and then write it down."""
         if self._silent:
             return
-        text = f"epoch {epoch}  loss {numbers['loss']:.4f}"
-        self._display.update(step, text)
-        passed = time.monotonic() - self._clock
-        if passed < self._log_seconds and step < self._total:
+        if numbers is not None:
+            self._text = f"epoch {epoch}  loss {numbers['loss']:.4f}"
+        self._display.update(step, self._text)
+        if numbers is None or (not self.due and step < self._total):
             return
+        passed = time.monotonic() - self._clock
         speed = (step - self._logged) * batch_size / max(passed - self._elsewhere, 1e-9)
         self._logged, self._clock, self._elsewhere = step, time.monotonic(), 0.0
         self.write(step, {"epoch": epoch, **numbers, "images_per_second": speed})
         if not self._console.is_terminal:
             self._display.print(
-                f"step {step}/{self._total}  {text}  lr {numbers['lr']:.2g}  {speed:.0f} images/s"
+                f"step {step}/{self._total}  {self._text}  lr {numbers['lr']:.2g}  {speed:.0f} images/s"
                 + self._display.left
             )
 

@@ -1,0 +1,140 @@
+"""What depends on the kind of device, decided in one place, and on the number of processes."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import multiprocessing as mp
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from didicm import StandardClassifier, UserError, create_model
+from didicm.classifier import Loss
+from didicm.settings import RunConfig
+from didicm.training import devices, loop
+from didicm.training.devices import agree, memory_format, prepare_network, share_statistics, tune, works_behind
+
+
+@pytest.mark.parametrize(
+    ("device", "layout", "behind"),
+    [
+        ("cpu", torch.preserve_format, False),
+        ("cuda", torch.channels_last, True),
+        ("mps", torch.preserve_format, True),
+    ],
+)
+def test_layout_and_queue_are_functions_of_the_device(device, layout, behind):
+    assert memory_format(torch.device(device)) is layout
+    assert works_behind(torch.device(device)) is behind
+
+
+@pytest.fixture
+def cudnn():
+    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = False
+    yield torch.backends.cudnn
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+    torch.use_deterministic_algorithms(False)
+
+
+def test_cudnn_times_its_convolutions_on_gpus_unless_results_must_not_depend_on_it(cudnn):
+    tune(torch.device("cpu"))
+    assert not cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    tune(torch.device("cuda"))
+    torch.use_deterministic_algorithms(False)
+    cudnn.deterministic = True
+    tune(torch.device("cuda"))
+    assert not cudnn.benchmark
+    cudnn.deterministic = False
+    tune(torch.device("cuda"))
+    assert cudnn.benchmark
+
+
+@pytest.mark.parametrize("method", ["diffusion", "standard"])
+def test_channels_last_reaches_weights_and_batches_and_learns_the_same(
+    method, train, monkeypatch, weights_of, assert_same
+):
+    plain = train("plain", method=method, optimizer__ema=0.9, optimizer__name="sgd", optimizer__lr=0.01)
+    for module in (devices, loop):
+        monkeypatch.setattr(module, "memory_format", lambda device: torch.channels_last)
+    seen, forward = [], torch.nn.Conv2d.forward
+
+    def look(self, image):
+        if self.training and image.shape[1] > 1 and image.shape[2] > 1:  # else all layouts are one
+            seen.append(image.is_contiguous(memory_format=torch.channels_last))
+            seen.append(self.weight.is_contiguous(memory_format=torch.channels_last))
+        return forward(self, image)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", look)
+    last = train("last", method=method, optimizer__ema=0.9, optimizer__name="sgd", optimizer__lr=0.01)
+    assert len(seen) > 20
+    assert all(seen)
+    assert_same(weights_of(plain), weights_of(last), atol=1e-4)
+
+
+def _network():
+    torch.manual_seed(0)
+    return create_model("didirn8_baseline", num_classes=3, in_chans=1, width=0.125, stem="tiny")
+
+
+def _batch():
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randn(12, 1, 8, 8, generator=generator) + torch.arange(12).view(-1, 1, 1, 1)
+    return image, torch.rand(12, 3, generator=generator).softmax(-1)
+
+
+def gradients_of(classifier):
+    return {name: p.grad.clone() for name, p in classifier.model.named_parameters()}
+
+
+def _step_in_two_processes(rank, address, results):
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    fabric = SimpleNamespace(world_size=2, device=torch.device("cpu"))
+    classifier = StandardClassifier(prepare_network(_network(), RunConfig(), fabric)).train()
+    image, target = _batch()
+    wrapped = DistributedDataParallel(Loss(classifier))
+    wrapped(image[6 * rank :][:6], target[6 * rank :][:6]).backward()
+    own = classifier.model.stem.bn.running_mean.clone()
+    share_statistics(classifier.model, fabric)
+    shared = classifier.model.stem.bn.running_mean.clone()
+    try:
+        prepare_network(_network(), RunConfig(sync_batch_norm=True), fabric)
+    except UserError as error:
+        refused = str(error)
+    results[rank] = gradients_of(classifier), own, shared, agree(fabric, rank == 1, False), refused
+    dist.destroy_process_group()
+
+
+def test_each_process_has_its_own_batch_statistics_and_the_first_ones_are_kept(tmp_path, assert_same):
+    with mp.Manager() as manager:
+        results = manager.dict()
+        arguments = f"file://{tmp_path}/rendezvous", results
+        mp.start_processes(_step_in_two_processes, arguments, nprocs=2, start_method="fork")
+        results = dict(results)
+    image, target = _batch()
+    halves = []
+    for half in (slice(0, 6), slice(6, 12)):
+        classifier = StandardClassifier(_network()).train()
+        classifier.loss(image[half], target[half]).backward()
+        halves.append((gradients_of(classifier), classifier.model.stem.bn.running_mean))
+    expected = {name: (x + halves[1][0][name]) / 2 for name, x in halves[0][0].items()}
+    for rank, (gradients, own, shared, votes, refused) in results.items():
+        assert_same(gradients, expected, atol=1e-6)
+        assert torch.allclose(own, halves[rank][1])
+        assert torch.allclose(shared, halves[0][1])
+        assert votes == [True, False]
+        assert "run.sync_batch_norm needs GPUs" in refused
+    assert not torch.allclose(halves[0][1], halves[1][1])
+
+
+def test_batch_statistics_are_joined_by_option():
+    fabric = SimpleNamespace(world_size=2, device=torch.device("cuda"))
+    kinds = {}
+    for joined in (False, True):
+        network = prepare_network(_network(), RunConfig(sync_batch_norm=joined), fabric)
+        kinds[joined] = {type(m) for m in network.modules() if isinstance(m, _BatchNorm)}
+        assert network.layer2[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+        assert network.state_dict().keys() == _network().state_dict().keys()
+    assert kinds == {False: {torch.nn.BatchNorm2d}, True: {torch.nn.SyncBatchNorm}}

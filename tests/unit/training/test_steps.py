@@ -1,0 +1,145 @@
+"""Steps that cannot be taken, and how seldom the host waits for the device to find them."""
+
+import math
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from didicm import UserError
+from didicm.classifier import Loss
+from didicm.training import loop, steps
+from didicm.training.devices import make_fabric
+from didicm.training.state import load_state
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    """Train as on a GPU, where reading a number waits for all work that is queued."""
+    return lambda: monkeypatch.setattr(steps, "works_behind", lambda device: True)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the numbers that the host reads from the device.
+
+    The optimisers' counts of steps do not: PyTorch and timm keep them on the host, and read them by `_get_value`.
+    """
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._local_scalar_dense.default:
+            frame, readers = sys._getframe(), set()
+            while frame := frame.f_back:
+                readers.add(frame.f_code.co_name)
+            self.count += "_get_value" not in readers
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "sgd"])
+@pytest.mark.parametrize("method", ["diffusion", "standard"])
+def test_between_two_readings_the_host_reads_nothing(precision, optimizer, method, train, behind):
+    behind()
+    reads, seen = HostReads(), []
+
+    def count(done, total):
+        if done == 1:
+            reads.__enter__()
+        seen.append(reads.count)
+        if done == total:
+            reads.__exit__(None, None, None)
+
+    changes = {"optimizer__name": optimizer, "method": method, "run__precision": precision, "optimizer__ema": 0.9}
+    changes |= {"augment__mixup": 0.2, "augment__cutmix": 1.0, "balance": "weights", "accumulate": 2}
+    train(on_step=count, run__log_seconds=1e9, **changes)
+    assert seen[:4] == [0, 0, 0, 0]
+    assert seen[4] > 0  # the last step of an epoch is read
+
+
+def state_of(run):
+    progress, weights, optimizer = load_state(run)
+    tensors = {f"{part}/{name}": x for part, state in weights.items() for name, x in state.items()}
+    for i, own in optimizer["state"].items():
+        tensors |= {f"optimizer/{i}/{name}": x for name, x in own.items() if isinstance(x, torch.Tensor)}
+    return progress, tensors, [group.get("step") for group in optimizer["param_groups"]]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "sgd"])
+def test_a_step_found_late_is_skipped_as_exactly_as_one_found_at_once(
+    optimizer, train, behind, tmp_path, monkeypatch, assert_same, metrics_of
+):
+    """Half precision goes on: two steps of seven, one after the other, have no finite gradient."""
+    batch = loop._batch
+
+    def broken(image, label, number, *others):
+        image, target, u, _ = batch(image, label, number, *others)
+        return image, target, u, Loss.bits(torch.full((len(image),), math.nan)) if number in (2, 3) else None
+
+    monkeypatch.setattr(loop, "_batch", broken)
+    changes = {"optimizer__name": optimizer, "run__precision": "bf16-mixed", "optimizer__ema": 0.9}
+    train("read", batch_size=14, **changes)
+    behind()
+    train("trusted", batch_size=14, run__log_seconds=1e9, **changes)
+    (read, one, counts), (trusted, other, others) = (state_of(tmp_path / name) for name in ("read", "trusted"))
+    assert vars(read) == vars(trusted)
+    assert (read.step, read.skipped_steps, read.finished) == (7, 2, True)
+    assert counts == others
+    assert_same(one, other)
+    assert len(metrics_of(tmp_path / "trusted")) == 2  # the last step, and the validation
+
+
+def test_in_full_precision_it_ends_the_run_with_advice_and_a_resumed_run_goes_past_it(
+    train, behind, tmp_path, monkeypatch
+):
+    batch = loop._batch
+
+    def broken(image, label, number, *others):
+        return batch(image * math.nan if number == 2 else image, label, number, *others)
+
+    monkeypatch.setattr(loop, "_batch", broken)
+    told = []
+    for name in ("read", "trusted"):
+        with pytest.raises(UserError, match="step 3 has a loss of nan") as error:
+            train(name, run__log_seconds=1e9)
+        told.append(str(error.value).replace(name, ""))
+        assert load_state(tmp_path / name)[0].step == 3
+        behind()
+    assert told[0] == told[1]
+    train("trusted", run__log_seconds=1e9)
+    assert load_state(tmp_path / "trusted")[0].finished
+
+
+@pytest.fixture
+def scaled_fabric(monkeypatch):
+    """Mixed precision with PyTorch's own gradient scaler, as float16 has it on a GPU."""
+
+    def use(scale):
+        def make(settings):
+            fabric = make_fabric(settings)
+            fabric.strategy.precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            return fabric
+
+        monkeypatch.setattr(loop, "make_fabric", make)
+
+    return use
+
+
+@pytest.mark.parametrize("device", ["read", "behind"])
+def test_steps_that_a_gradient_scaler_skips_are_counted(device, train, behind, tmp_path, scaled_fabric):
+    scaled_fabric(2.0**127)  # nearly all of float32: it has to be halved a few times
+    if device == "behind":
+        behind()
+    train(run__precision="bf16-mixed", run__log_seconds=0 if device == "read" else 1e9, epochs=4)
+    progress, weights, _ = load_state(tmp_path / "run")
+    assert 0 < progress.skipped_steps < 18
+    assert progress.finished
+    assert all(x.isfinite().all() for x in weights["model"].values())
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run_with_advice(train, tmp_path, scaled_fabric):
+    scaled_fabric(math.inf)
+    with pytest.raises(UserError, match=r"training cannot go on; try a lower optimizer\.lr"):
+        train(epochs=20, run__precision="bf16-mixed", run__validate_epochs=20)
+    assert load_state(tmp_path / "run")[0].skipped_steps == steps.MAX_SKIPPED
