@@ -57,16 +57,29 @@ def reverse_kernel(q0: Tensor, sigma_bar_t: float, sigma_bar_s: float) -> Tensor
     return joint / joint.sum(0)
 
 
-def released_cp(scores, K: int, sigma, steps: int, eps: float = 1e-5) -> Tensor:
-    """CP as released: times linspace(1, eps, n), but steps of (1 - eps) / n, hidden by a clamp to [0, 1].
+def paper_cp(scores, K: int, sigma, steps: int) -> Tensor:
+    """Algorithm 2; what too long a step leaves below 0, on which it is silent, is clamped as in the released code.
 
     `scores(label, t)` gives a score column, `sigma(t)` the paper's noise rate.
     """
     p = torch.full((K,), 1 / K, dtype=DOUBLE)
-    for t in torch.linspace(1, eps, steps, dtype=DOUBLE).tolist():
-        p = cp_step(p, scores(int(p.argmin()), t), sigma(t), (1 - eps) / steps).clamp(0, 1)
-        p = p / p.sum()
+    for i in range(steps):
+        t = 1 - i / steps
+        p = _on_the_simplex(cp_step(p, scores(int(p.argmin()), t), sigma(t), 1 / steps))
     return p
+
+
+def released_cp(scores, K: int, sigma, steps: int, eps: float = 1e-5) -> Tensor:
+    """CP as released: times linspace(1, eps, n), but steps of (1 - eps) / n, hidden by a clamp to [0, 1]."""
+    p = torch.full((K,), 1 / K, dtype=DOUBLE)
+    for t in torch.linspace(1, eps, steps, dtype=DOUBLE).tolist():
+        p = _on_the_simplex(cp_step(p, scores(int(p.argmin()), t), sigma(t), (1 - eps) / steps))
+    return p
+
+
+def _on_the_simplex(p: Tensor) -> Tensor:
+    p = p.clamp(0, 1)
+    return p / p.sum()
 
 
 def score_entropy(log_s_hat: Tensor, q: Tensor, label: int, sigma: float) -> Tensor:

@@ -260,6 +260,8 @@ def test_a_sampler_is_known_by_what_its_method_reads():
         "score_time": "midpoint",
         "select": "argmin",
     }
+    assert Sampler(solver="euler", floor=True).identity() != Sampler(solver="euler").identity()
+    assert Sampler(floor=True).identity() == Sampler().identity()  # exact has no use for it
     assert Sampler("readout", time=0.3).identity() == {"method": "readout", "time": 0.3}
     assert Sampler("cl", chains=3).identity().keys() == {
         "method",

@@ -11,7 +11,6 @@ from didicm.diffusion.process import UniformProcess
 from didicm.diffusion.random import ImageRandom
 from didicm.diffusion.sampling import SELECT, Callback, Posterior, Select, Step, uniform_state
 from didicm.diffusion.solver import (
-    SOLVERS,
     Interval,
     ScoreFunction,
     Scores,
@@ -19,6 +18,7 @@ from didicm.diffusion.solver import (
     Solver,
     SolverStep,
     intervals,
+    solver_step,
 )
 from didicm.values import Positive, coerce
 
@@ -33,6 +33,7 @@ def sample_until_settled(
     select: Select = "argmin",
     solver: Solver = "exact",
     score_time: ScoreTime = "midpoint",
+    floor: bool = False,
     callback: Callback | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -47,7 +48,11 @@ def sample_until_settled(
     """
     coerce(tolerance, Positive, "tolerance")
     times = intervals(process.schedule, steps, None, solver, score_time)
-    step, to_end, choose = SOLVERS[solver], SOLVERS["exact"], SELECT[coerce(select, Select, "select")]
+    step, to_end, choose = (
+        solver_step(solver, floor),
+        solver_step("exact"),
+        SELECT[coerce(select, Select, "select")],
+    )
     score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
     end, calls = process.schedule.at(0.0), torch.zeros(len(p), dtype=torch.long, device=p.device)
 

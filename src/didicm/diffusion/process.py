@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from didicm.diffusion.random import sample_categorical
 from didicm.diffusion.schedule import LogLinear, Noise, Schedule
 
-# Of a class, so that a score without any signal reads as the uniform posterior.
+# Of a class, so that a score without any signal reads as the uniform posterior, and none is divided by zero.
 LEAST_SIGNAL = 1e-30
 
 
@@ -67,12 +67,13 @@ class UniformProcess:
 
     # What a score tells
 
-    def noisy_posterior(self, log_score: Tensor, t: Noise) -> Tensor:
+    def noisy_posterior(self, log_score: Tensor, t: Noise, floor: bool = False) -> Tensor:
         """Normalise a score column into q_t (..., K) (Eq. 8).
 
-        No noisy posterior falls below (1 - keep) / K; holding the estimate to that makes any logits safe.
+        No true one falls below (1 - keep) / K, as the scores of a network may; `floor` holds the estimate to that.
         """
-        return normalise(log_score.softmax(-1).clamp_min(t.lost / self.num_classes))
+        least = t.lost / self.num_classes if floor else LEAST_SIGNAL
+        return normalise(log_score.softmax(-1).clamp_min(least))
 
     def clean_posterior(self, log_score: Tensor, t: Noise) -> Tensor:
         """Undo the noise: the clean posterior (..., K) that one score at time t implies (the readout).
@@ -86,12 +87,12 @@ class UniformProcess:
 
     # Reverse, over probabilities
 
-    def euler_step(self, p: Tensor, log_score: Tensor, t: Noise, dt: float) -> Tensor:
+    def euler_step(self, p: Tensor, log_score: Tensor, t: Noise, dt: float, floor: bool = False) -> Tensor:
         """Move p (..., K) from t to t - dt by Algorithm 2: (I + Rbar dt) p without the K x K matrix.
 
         Keeps the sum of p, but overshoots below zero when dt is too long for the rate.
         """
-        q = self.noisy_posterior(log_score, t)
+        q = self.noisy_posterior(log_score, t, floor)
         r = p / q
         return p + t.rate * dt / self.num_classes * (q * r.sum(-1, keepdim=True) - r)
 
@@ -106,11 +107,16 @@ class UniformProcess:
 
     # Reverse, over labels
 
-    def euler_label_step(self, label: Tensor, log_score: Tensor, t: Noise, dt: float) -> Tensor:
+    def euler_label_step(
+        self, label: Tensor, log_score: Tensor, t: Noise, dt: float, floor: bool = False
+    ) -> Tensor:
         """Distribution (..., K) of the label at t - dt given `label` (...) at t (Algorithm 3).
 
         A step too long for the rate leaves no chance to stay; the jumps then share the whole mass.
         """
+        if floor:
+            log_q = self.noisy_posterior(log_score, t, floor).log()
+            log_score = log_q - log_q.gather(-1, label.unsqueeze(-1))
         log_jump = log_score + math.log(t.rate * dt / self.num_classes)
         log_jump = log_jump.scatter(-1, label.unsqueeze(-1), -math.inf)
         log_leave = log_jump.logsumexp(-1, keepdim=True)

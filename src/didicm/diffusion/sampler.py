@@ -28,6 +28,7 @@ class Sampler(Settings):
     steps: Natural = 8
     solver: Solver = "exact"
     score_time: ScoreTime = "midpoint"
+    floor: bool = False  # as in `sample_cp`
     select: Select = "argmin"
     chains: Natural = 16
     average: Average = "probs"
@@ -61,10 +62,12 @@ class Sampler(Settings):
 
     def identity(self) -> dict[str, Any]:
         """The method and the settings that it reads, without the seed: what a calibration is tied to."""
-        named = {name: getattr(self, name) for name in ("method", *_READS[self.method]) if name != "seed"}
-        if not self.tolerance:  # calibrations from before there was one hold
-            named.pop("tolerance", None)
-        return named
+        unread = {
+            "seed",
+            *(["floor"] if self.solver == "exact" else []),
+            *([] if self.tolerance else ["tolerance"]),
+        }
+        return {name: getattr(self, name) for name in ("method", *_READS[self.method]) if name not in unread}
 
 
 _SETTINGS = [field.name for field in fields(Sampler)]

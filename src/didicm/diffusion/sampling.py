@@ -18,7 +18,16 @@ from torch import Tensor
 
 from didicm.diffusion.process import UniformProcess, normalise
 from didicm.diffusion.random import ImageRandom, sample_categorical
-from didicm.diffusion.solver import SOLVERS, Interval, ScoreFunction, Scores, ScoreTime, Solver, intervals
+from didicm.diffusion.solver import (
+    Interval,
+    ScoreFunction,
+    Scores,
+    ScoreTime,
+    Solver,
+    SolverStep,
+    intervals,
+    solver_step,
+)
 from didicm.values import Fraction, Natural, coerce
 
 Select: TypeAlias = Literal["argmin", "argmax", "sample"]
@@ -75,6 +84,7 @@ def sample_cp(
     select: Select = "argmin",
     solver: Solver = "exact",
     score_time: ScoreTime = "midpoint",
+    floor: bool = False,
     callback: Callback | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -89,11 +99,13 @@ def sample_cp(
         select: the label to ask about: the least likely, the most likely, or one drawn from the state.
         solver: how to step.
         score_time: where the exact solver asks for the score: at the start or at the midpoint of a step.
+        floor: whether `euler` and `official` hold the network's noisy posteriors to at least (1 - keep) / K, below
+            which no true one falls; they are then tamer than Algorithm 2 and the released code. `exact` always is.
         callback: called with every `Step`.
         seed: for `select="sample"`.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
-    step, choose = SOLVERS[solver], SELECT[coerce(select, Select, "select")]
+    step, choose = solver_step(solver, floor), SELECT[coerce(select, Select, "select")]
     score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
     for interval in times:
         label = choose(p, random)
@@ -114,6 +126,7 @@ def sample_cl(
     grid: Tensor | None = None,
     solver: Solver = "exact",
     score_time: ScoreTime = "midpoint",
+    floor: bool = False,
     average: Average = "probs",
     chunk: int = 1024,
     callback: Callback | None = None,
@@ -128,7 +141,7 @@ def sample_cl(
         average: the chains' last transition probabilities, or their one-hot ends as in the paper.
         chunk: at most this many chains go through the network together.
     """
-    times = intervals(process.schedule, steps, grid, solver, score_time)
+    times, step = intervals(process.schedule, steps, grid, solver, score_time), solver_step(solver, floor)
     coerce(average, Average, "average")
     coerce(chains, Natural, "chains")
     score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
@@ -137,7 +150,7 @@ def sample_cl(
     for interval in times:
         asked, u = label.view(-1, chains).clone(), random.uniform(chains).flatten()
         p = torch.zeros_like(p)
-        for rows, probs in _label_steps(score, solver, owner, label, interval, chunk):
+        for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
             label[rows] = sample_categorical(probs, u[rows])
             ends = probs if average == "probs" else process.distribution(label[rows]).to(probs.dtype)
             p = p.to(probs.dtype).index_add(0, owner[rows], ends)
@@ -163,12 +176,12 @@ def sample_naive(
 
     At most `chunk` pairs of an image and a label go through the network together.
     """
-    times = intervals(process.schedule, steps, grid, solver, score_time)
+    times, step = intervals(process.schedule, steps, grid, solver, score_time), solver_step(solver)
     score, p = Scores(model, image, process), uniform_state(image, process)
     owner, label = torch.ones_like(p).nonzero().unbind(-1)  # (B * K,), every pair of an image and a label
     for interval in times:
         next_p = torch.zeros_like(p)
-        for rows, probs in _label_steps(score, solver, owner, label, interval, chunk):
+        for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
             weight = p.flatten()[rows].to(probs.dtype).unsqueeze(-1)
             next_p = next_p.to(probs.dtype).index_add(0, owner[rows], weight * probs)
         p = normalise(next_p)
@@ -178,13 +191,13 @@ def sample_naive(
 
 
 def _label_steps(
-    score: Scores, solver: Solver, owner: Tensor, label: Tensor, interval: Interval, chunk: int
+    score: Scores, step: SolverStep, owner: Tensor, label: Tensor, interval: Interval, chunk: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows, and distributions (chunk, K) of the next label there, of labels (N,) that belong to images (N,)."""
     coerce(chunk, Natural, "chunk")
     for rows in torch.split(torch.arange(len(label), device=label.device), chunk):
         log_score = score(label[rows], interval.score, owner[rows])
-        yield rows, SOLVERS[solver](score.process, label[rows], log_score, interval)
+        yield rows, step(score.process, label[rows], log_score, interval)
 
 
 def _least_likely(p: Tensor) -> Tensor:

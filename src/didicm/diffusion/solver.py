@@ -1,13 +1,16 @@
 """One step of the reverse process: its times, the network call, and the solvers.
 
 `exact` uses the known kernels of the process and has no error of its own; its first step starts from infinite
-noise, where the uniform start is true rather than nearly true. `euler` is the paper's step; `official` is the
-released code's time grid, which overshoots, and is there for comparison only.
+noise, where the uniform start is true rather than nearly true. `euler` is the paper's step, clamped to [0, 1]
+where it overshoots; `official` is the same on the released code's time grid, which overshoots more, and is there
+for comparison only. Neither keeps a network's noisy posteriors above the least that is possible, unless told to
+(`floor`).
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -67,6 +70,10 @@ class Interval:
     s: Noise
 
 
+# The state is probabilities (B, K) or labels (B,); either way the result is probabilities (B, K).
+SolverStep: TypeAlias = Callable[[UniformProcess, Tensor, Tensor, Interval], Tensor]
+
+
 def intervals(
     schedule: Schedule, steps: int, grid: Tensor | None, solver: Solver, score_time: ScoreTime
 ) -> list[Interval]:
@@ -121,6 +128,11 @@ def index_features(features: Features, rows: Tensor) -> Features:
     return features[rows] if isinstance(features, Tensor) else tuple(x[rows] for x in features)
 
 
+def solver_step(solver: Solver, floor: bool = False) -> SolverStep:
+    """The step of a solver; `exact` needs no floor: its noisy posteriors are made from a clean one."""
+    return _exact_step if solver == "exact" else partial(_euler_step, floor=floor)
+
+
 def _exact_step(process: UniformProcess, state: Tensor, log_score: Tensor, at: Interval) -> Tensor:
     clean = process.clean_posterior(log_score, at.score)
     if at.t.time == 1:
@@ -129,13 +141,8 @@ def _exact_step(process: UniformProcess, state: Tensor, log_score: Tensor, at: I
     return step(state, clean, at.t, at.s)
 
 
-def _euler_step(process: UniformProcess, state: Tensor, log_score: Tensor, at: Interval) -> Tensor:
+def _euler_step(process: UniformProcess, state: Tensor, log_score: Tensor, at: Interval, floor: bool) -> Tensor:
     dt = at.t.time - at.s.time
     if state.is_floating_point():
-        return normalise(process.euler_step(state, log_score, at.t, dt).clamp(0, 1))
-    return process.euler_label_step(state, log_score, at.t, dt)
-
-
-# The state is probabilities (B, K) or labels (B,); either way the result is probabilities (B, K).
-SolverStep: TypeAlias = Callable[[UniformProcess, Tensor, Tensor, Interval], Tensor]
-SOLVERS: dict[Solver, SolverStep] = {"exact": _exact_step, "euler": _euler_step, "official": _euler_step}
+        return normalise(process.euler_step(state, log_score, at.t, dt, floor).clamp(0, 1))
+    return process.euler_label_step(state, log_score, at.t, dt, floor)

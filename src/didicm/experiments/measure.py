@@ -32,7 +32,7 @@ BATCH = 250
 PRIOR = 10.0  # images: few are held out where there are few
 KEPT = 200  # test images that are kept to look at
 TRACED = 24  # of them, with their trajectory through diffusion time
-_CP_SETTINGS = ("steps", "solver", "score_time", "select")  # of a trajectory over probabilities
+_CP_SETTINGS = ("steps", "solver", "score_time", "floor", "select")  # of a trajectory over probabilities
 
 
 def measure(run: Run, components: RunComponents, test: ImageSet, seconds: float | None, folder: Path) -> RunResult:

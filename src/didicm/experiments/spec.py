@@ -25,6 +25,8 @@ Layout: TypeAlias = Literal["comparison", "uncertainty", "sizes", "steps", "metr
 STUDIES = Path(__file__).with_name("studies")
 PUBLISHED = "published.yaml"
 MEASURED, PICTURES = "measured", "pictures.safetensors"  # folder of a study, with one per run, and a file in that
+# Settings that came later: at these values a run keeps the key that it had without them.
+LATER = {"sampler.floor": False}
 ONE_CALL = "1 call"  # name of the sampler that asks the network once
 
 
@@ -104,7 +106,8 @@ class Run:
     @cached_property
     def key(self) -> str:
         """A name that is the same for the same training, and fit for a file."""
-        values = {**self.settings, "seed": self.config.seed, "held_out": self.held_out}
+        known = {name: value for name, value in self.settings.items() if LATER.get(name, ...) != value}
+        values = {**known, "seed": self.config.seed, "held_out": self.held_out}
         values["precision"] = values.pop("run.precision")
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
         condition = self.condition

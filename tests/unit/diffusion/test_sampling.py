@@ -250,6 +250,18 @@ def test_half_precision_scores_with_large_values_give_float32_posteriors(dtype, 
         assert (probs.argmax(-1) == 7).all()
 
 
+@pytest.mark.parametrize("sample", [sample_cp, sample_cl])
+@pytest.mark.parametrize("solver", ["exact", "euler", "official"])
+@pytest.mark.parametrize("error", [1.0, 30.0, 1000.0])
+def test_any_finite_score_gives_a_distribution(sample, solver, error):
+    torch.manual_seed(0)
+    model, truth = ExactScore(torch.float32, error), all_kinds(30).float()
+    for steps in (1, 2, 8):
+        probs = sample(model, truth, UniformProcess(30), steps=steps, solver=solver).probs
+        assert torch.allclose(probs.sum(-1), torch.ones(4))
+        assert probs.min() >= 0
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("sample", [sample_cp, sample_cl, sample_naive, readout])
 def test_a_broken_network_is_an_error_that_says_so(bad, sample):

@@ -1,10 +1,12 @@
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import yaml
 
 from didicm.errors import UserError
+from didicm.experiments.results import read_results
 from didicm.experiments.spec import Condition, Run
 from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study, make_study
 
@@ -69,6 +71,13 @@ def test_studies_share_the_networks_that_they_have_in_common(form):
     assert keys(f"selection-{form}", "DiDiCM-CP, Strong Aug") == ours
     assert keys(f"efficiency-{form}", "DiDiCM, Strong Aug") == ours
     assert keys(f"efficiency-{form}", "standard, Strong Aug") == keys(f"main-{form}", "standard, Strong Aug")
+
+
+def test_published_results_belong_to_todays_runs():
+    """A new setting may not change the keys of runs that do not use it: they would all be run again."""
+    study = load_study("solvers-cpu")
+    stored = read_results(Path(__file__).parents[3] / "docs" / "results" / study.name)
+    assert {result.key for result in stored} == {run.key for run in study.runs(study.data, study.seeds)}
 
 
 def test_a_key_tells_trainings_apart_and_nothing_else(tiny):
