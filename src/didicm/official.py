@@ -5,13 +5,14 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from didicm.classifier import DiffusionClassifier
+from didicm.classifier import DiffusionClassifier, Sampler
 from didicm.errors import UserError, reason
 from didicm.models import create_model
 from didicm.models.resnet import ARCHITECTURES, Architecture
@@ -19,6 +20,9 @@ from didicm.values import coerce
 
 Weights: TypeAlias = Literal["best", "model", "ema"]
 
+# How the released code samples when it is not told otherwise.
+SAMPLER = Sampler(solver="official", steps=8, select="argmin", chains=10, average="one-hot")
+_SELECT = {"min": "argmin", "max": "argmax", "random": "sample"}
 _BLOCK = re.compile(r"layer(\d)\.(\d+)\.")
 _RENAMED = {
     r"^(module\.|_orig_mod\.)+": "",
@@ -34,8 +38,8 @@ _RENAMED = {
 def read_official(path: str | Path, weights: Weights = "best") -> tuple[DiffusionClassifier, dict[str, Any]]:
     """Read a `.pth.tar` of the released code: the classifier, and the training arguments stored with it.
 
-    `weights` is "model", "ema", or "best": the averaged weights if there are any. Nothing but tensors and plain
-    values is unpickled.
+    The classifier samples as that training validated. `weights` is "model", "ema", or "best": the averaged weights
+    if there are any. Nothing but tensors and plain values is unpickled.
     """
     coerce(weights, Weights, "weights")
     file = _read(Path(path))
@@ -54,8 +58,26 @@ def read_official(path: str | Path, weights: Weights = "best") -> tuple[Diffusio
         model.load_state_dict(state)
     except (KeyError, RuntimeError, IndexError) as error:
         raise UserError(f"{path} does not hold a DiDiRN of the released code: {reason(error)[:200]}") from error
-    arguments = file.get("args") or {}
-    return DiffusionClassifier(model), dict(arguments if isinstance(arguments, dict) else vars(arguments))
+    stored = file.get("args") or {}
+    training = dict(stored if isinstance(stored, dict) else vars(stored))
+    if (noise := training.get("diffusion_noise", "loglinear")) != "loglinear":
+        raise UserError(f"{path} was trained with {noise} noise: only loglinear, the released default, is known")
+    try:
+        sampler = _sampler(training)
+    except (UserError, KeyError) as error:
+        raise UserError(f"{path} samples in a way the released code does not: {reason(error)}") from error
+    return DiffusionClassifier(model, sampler=sampler), training
+
+
+def _sampler(training: Mapping[str, Any]) -> Sampler:
+    own = training.get("diffusion_sampler_kwargs") or {}
+    given: dict[str, Any] = {
+        "method": training.get("diffusion_sampler"),
+        "steps": training.get("diffusion_steps"),
+        "select": _SELECT[own["mode"]] if "mode" in own else None,
+        "chains": own.get("N"),
+    }
+    return replace(SAMPLER, **{name: value for name, value in given.items() if value is not None})
 
 
 def _convert(released: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:

@@ -201,6 +201,24 @@ def test_importance_sampled_labels_leave_the_mean_and_lower_the_spread():
     assert ours.std() < 0.7 * paper.std()
 
 
+@pytest.mark.parametrize("parameterization", ["score", "posterior"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_finite_network_has_an_infinite_loss(parameterization, dtype):
+    classifier, (image, target) = diffusion(parameterization=parameterization), batch()
+    marginal = standard("marginal")
+    for each in (classifier, marginal):
+        for sign in (1e4, -1e4):
+            torch.nn.init.constant_(each.model.fc.bias, 0)
+            with torch.no_grad():
+                each.model.fc.bias[1] = sign
+            each.zero_grad()
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                loss = each.loss(image, target)
+            loss.backward()
+            assert loss.isfinite()
+            assert all(p.grad.isfinite().all() for p in each.parameters() if p.grad is not None)
+
+
 def test_settings_of_one_call_do_not_stay():
     classifier, (image, _) = diffusion().eval(), batch()
     assert classifier.posterior(image).nfe == 8

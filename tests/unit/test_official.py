@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from didicm import UserError, load
+from didicm import Sampler, UserError, load
 from didicm.cli import import_official
 from didicm.official import read_official
 from tests.oracle.released import ReleasedNet, write_released
@@ -56,6 +56,27 @@ def test_the_command_writes_a_model_directory(released, tmp_path, capsys):
     assert checkpoint.classifier(torch.randn(2, 3, 32, 32)).shape == (2, 11)
     with pytest.raises(UserError, match="already holds a model"):
         import_official.main([str(path), "--out", str(tmp_path / "model")])
+
+
+def test_it_samples_as_released_and_as_its_training_was_told(released, tmp_path, capsys):
+    path = write_released(tmp_path / "usual.pth.tar", released)
+    import_official.main([str(path), "--out", str(tmp_path / "usual")])
+    assert "--sampler.solver exact" in capsys.readouterr().out
+    usual = load(tmp_path / "usual").classifier.sampler
+    expected = {"method": "cp", "steps": 8, "solver": "official", "floor": False, "select": "argmin"}
+    assert usual.identity().items() >= expected.items()
+    assert usual.changed(method="cl").identity().items() >= {"chains": 10, "average": "one-hot"}.items()
+    assert usual.changed(solver="exact").identity() == Sampler().identity()
+    told = {"diffusion_sampler": "cl", "diffusion_steps": 4, "diffusion_sampler_kwargs": {"N": 32}}
+    classifier, _ = read_official(write_released(tmp_path / "told.pth.tar", released, args=told))
+    assert classifier.sampler == Sampler("cl", 4, "official", chains=32, average="one-hot")
+    for wrong, says in (
+        ({"diffusion_noise": "geometric"}, "trained with geometric noise"),
+        ({"diffusion_sampler_kwargs": {"mode": "best"}}, "samples in a way the released code does not: 'best'"),
+        ({"diffusion_steps": 0}, "steps must be at least 1"),
+    ):
+        with pytest.raises(UserError, match=says):
+            read_official(write_released(tmp_path / "wrong.pth.tar", released, args=wrong))
 
 
 class Evil:

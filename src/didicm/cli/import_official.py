@@ -48,7 +48,9 @@ def main(argv: list[str]) -> int:
     price = cost(classifier.model, transform.size)
     Console().print(
         f"DiDiRN with {classifier.num_classes} classes, {price.parameters / 1e6:.1f} M parameters, "
-        f"{transform.size} px, written to {options.out}"
+        f"{transform.size} px, written to {options.out}\n"
+        "It samples as the released code does; --sampler.solver exact makes evaluate and predict use our default.",
+        soft_wrap=True,
     )
     return 0
 

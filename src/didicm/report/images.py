@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from didicm.data.randomness import keys
 from didicm.errors import UserError, reason
 from didicm.evaluation.store import load_posteriors
 from didicm.experiments.spec import PICTURES
@@ -21,7 +22,8 @@ from didicm.report.records import Entry, Row
 from didicm.report.style import FRAME, RC, looks
 
 CLASSES = 5  # drawn of a posterior
-SHOWN = 6  # images of a picture
+SHOWN = 6  # images with their trajectories
+ERRORS, ERRORS_SEED = 10, 0  # images that both methods get wrong; which ones, on any machine
 
 
 class Traced(NamedTuple):
@@ -117,25 +119,21 @@ def trajectories(pictures: Pictures) -> Figure | None:
 
 
 def errors(one: Pictures, other: Pictures, entries: Sequence[Entry]) -> Figure | None:
-    """Images that at least one side gets wrong, with both posteriors; those first where the sides differ most."""
+    """Ten images at random that both sides get wrong, with both posteriors (the paper's figure `bad`)."""
     if one.images.shape != other.images.shape or not bool((one.shown == other.shown).all()):
         return None
-    wrong = (one.probs.argmax(-1) != one.labels) | (other.probs.argmax(-1) != one.labels)
+    wrong = (one.probs.argmax(-1) != one.labels) & (other.probs.argmax(-1) != one.labels)
     places = wrong.nonzero().squeeze(1)
     if not len(places):
         return None
-    own = [p.probs[places, p.labels[places]] for p in (one, other)]
-    order = places[(own[0] - own[1]).argsort()].tolist()
-    # As many from either end: where one side does better, and where the other does.
-    half = min(SHOWN, len(order)) // 2 or 1
-    chosen = sorted({*order[:half], *order[-half:]})
+    chosen = places[np.argsort(keys(ERRORS_SEED, one.shown[places].numpy()))[:ERRORS]].tolist()
     palette = looks((str(entry), entry.method.baseline) for entry in entries)
     figure, axes = _pairs(len(chosen), min(2, len(chosen)), width=5.6, height=2.6)
     for at, (left, right) in zip(chosen, axes, strict=True):
         truth = int(one.labels[at])
         show_image(left, _array(one.images[at]), one.class_names[truth])
         both = one.probs[at] + other.probs[at]
-        best = both.topk(min(4, len(both))).indices.tolist()
+        best = both.topk(min(CLASSES, len(both))).indices.tolist()
         best = best if truth in best else [*best[:-1], truth]
         y = np.arange(len(best))
         for pictures, entry, shift in zip((one, other), entries, (-0.2, 0.2), strict=True):

@@ -112,6 +112,75 @@ def test_half_precision_scores_inside_autocast_are_lossed_in_float32(dtype):
     assert torch.equal(inside, score_entropy(scores.float(), label, target, t, process))
 
 
+def unlimited(log_score, label, target, t, process):
+    """The loss without a limit, as it is for log-scores that training meets."""
+    log_q = process.marginal(target, t).log()
+    log_s = log_q - log_q.gather(-1, label[:, None])
+    d = log_score - log_s
+    series = torch.ones_like(d)
+    for k in range(8, 2, -1):
+        series = 1 + d / k * series
+    excess = torch.where(d.abs() < 0.1, d * d / 2 * series, torch.expm1(d) - d)
+    return process.schedule.rate(t) / process.num_classes * (log_s.exp() * excess).sum(-1)
+
+
+def column_of(log_score, label):
+    return log_score.scatter(-1, label[:, None], 0.0).requires_grad_()
+
+
+@pytest.mark.parametrize("K", [2, 10, 1000])
+@pytest.mark.parametrize("size", [0.05, 3.0, 19.9])
+def test_the_limit_changes_no_bit_of_log_scores_below_20(K, size):
+    process, generator = UniformProcess(K, LogLinear(1e-4)), torch.Generator().manual_seed(K)
+    t, label = torch.tensor([1e-5, 1e-3, 0.1, 0.5, 0.9, 1.0]), torch.randint(K, (6,), generator=generator)
+    target = torch.rand(6, K, generator=generator).pow(8).div(0.01).softmax(-1)
+    guess = size * (2 * torch.rand(6, K, generator=generator) - 1)
+    answers = []
+    for loss in (score_entropy, unlimited):
+        column = column_of(guess, label)
+        losses = loss(column, label, target, t, process)
+        answers.append((losses, *torch.autograd.grad(losses.sum(), column)))
+    assert all(torch.equal(*pair) for pair in zip(*answers, strict=True))
+
+
+@pytest.mark.parametrize("K", [2, 10, 1000, 21_841])
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_no_finite_log_score_gives_a_loss_or_gradient_without_end(K, size, autocast):
+    process, label = UniformProcess(K, LogLinear(1e-5)), torch.arange(6) % 2
+    t, target = torch.tensor([1e-5, 1e-3, 0.1, 0.5, 0.9, 1.0]), torch.ones(6, dtype=torch.long)
+    for sign in (torch.ones(K), -torch.ones(K), torch.linspace(-1, 1, K)):
+        column = column_of((size * sign).expand(6, K), label)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            scores = column.bfloat16() if autocast else column
+            losses = score_entropy(scores, label, target, t, process)
+        (gradient,) = torch.autograd.grad(losses.sum(), column)
+        assert losses.isfinite().all()
+        assert gradient.isfinite().all()
+        assert gradient.square().sum().isfinite()  # Adam's second moment
+        far = torch.ones_like(column).scatter(-1, label[:, None], 0).bool() & (column.detach() > 30)
+        assert (gradient[far] > 0).all()  # they are pulled back, not left alone
+
+
+@given(p=distributions(), t=times, x=st.floats(20, 200))
+def test_beyond_the_limit_the_loss_is_its_tangent(p, t, x):
+    process, label = UniformProcess(p.shape[1]), torch.tensor([0])
+    q, rate = process.marginal(p, tensor([t])), process.schedule.at(t).rate
+    s = (q / q[:, :1])[0, 1]
+    limit = max(20.0, s.log().item() + 5)
+    column = torch.zeros_like(p)
+
+    def literal(x):
+        column[0, 1] = x
+        return matrices.score_entropy(column[0], q[0], 0, rate)
+
+    column[0, 1] = x
+    loss = score_entropy(column.clone(), label, p, tensor([t]), process)[0]
+    slope = rate / p.shape[1] * (torch.tensor(limit).double().exp() - s)
+    expected = literal(min(x, limit)) + slope * max(0.0, x - limit)
+    assert torch.allclose(loss, expected, rtol=1e-6)
+
+
 TARGETS = {
     "hard": torch.tensor([0.0, 0, 1, 0]),
     "smoothed": 0.9 * torch.tensor([0.0, 0, 1, 0]) + 0.1 / 4,

@@ -1,15 +1,17 @@
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
 from didicm.experiments.results import read_plan, read_results
 from didicm.experiments.spec import Condition
+from didicm.experiments.study_file import METHODS
 from didicm.report import figures
-from didicm.report.images import Traced, draw_trajectory, trajectory_picture
+from didicm.report.images import Pictures, Traced, draw_trajectory, errors, trajectory_picture
 from didicm.report.panels import our_panel
-from didicm.report.records import NLL, TOP1, rows_of
+from didicm.report.records import NLL, TOP1, Entry, rows_of
 from didicm.report.style import RC, looks
 from didicm.report.tables import main_table
 
@@ -100,6 +102,30 @@ def test_nothing_of_a_picture_of_trajectories_is_clipped(columns):
             box = text.get_window_extent()
             assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
             assert whole.y0 <= box.y0 <= box.y1 <= whole.y1
+
+
+def pictures(order, wrong):
+    """Test images in some order, each of a class of its own, so that its title tells which it is."""
+    labels = torch.tensor(order)
+    answers = torch.tensor([(k + 1) % len(order) if wrong(k) else k for k in order])
+    probs = torch.nn.functional.one_hot(answers, len(order)).float()
+    names = [f"number {k}" for k in range(len(order))]
+    return Pictures(labels, torch.zeros(len(order), 1, 4, 4).byte(), probs, labels, names, None, None, None)
+
+
+def test_ten_images_that_both_get_wrong_are_drawn_at_random_the_same_ones_always():
+    entries = Entry(METHODS["didicm-score"], "8 steps"), Entry(METHODS["standard"], "1 call")
+
+    def shown(order):
+        figure = errors(pictures(order, lambda k: k % 2 == 0), pictures(order, lambda k: k % 3 == 0), entries)
+        return [int(axes.get_title().split()[-1]) for axes in figure.axes[::2]]
+
+    numbers = shown(list(range(150)))
+    assert numbers == [18, 126, 54, 84, 120, 72, 66, 132, 144, 42]
+    assert shown(list(reversed(range(150)))) == numbers
+    assert sorted(shown(list(range(30)))) == [0, 6, 12, 18, 24]  # all there are
+    none = [pictures([0, 1], lambda k, right=right: k == right) for right in range(2)]
+    assert errors(*none, entries) is None
 
 
 def test_corruptions_of_different_kinds_have_no_order():
