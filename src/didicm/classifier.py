@@ -183,7 +183,7 @@ class StandardClassifier(Classifier):
 
     def _logits(self, image: Tensor) -> Tensor:
         logits: Tensor = self.model(image)
-        if logits.shape != (len(image), self.num_classes):
+        if logits.shape != (image.shape[0], self.num_classes):
             raise ValueError(
                 f"the network returned logits of shape {tuple(logits.shape)} for {len(image)} images and "
                 f"{self.num_classes} classes: its num_classes must be the number of its outputs"

@@ -81,4 +81,4 @@ def sample_until_settled(
             callback(Step(interval.s.time, p, label.unsqueeze(-1)))
         if not len(moving) and not len(settled):
             break
-    return Posterior(p, nfe=int(calls.max()), calls=calls)
+    return Posterior(score.checked(p), nfe=int(calls.max()), calls=calls)

@@ -67,11 +67,12 @@ def readout(
 ) -> Posterior:
     """Read the clean posterior from one network call at `time`."""
     t = process.schedule.at(coerce(time, Fraction, "time"))
-    label = torch.zeros(len(image), dtype=torch.long, device=image.device)
-    p = process.clean_posterior(Scores(model, image, process)(label, t), t)
+    score = Scores(model, image, process)
+    label = torch.zeros(image.shape[0], dtype=torch.long, device=image.device)
+    p = process.clean_posterior(score(label, t), t)
     if callback:
         callback(Step(0.0, p, label.unsqueeze(-1)))
-    return Posterior(p, nfe=1)
+    return Posterior(score.checked(p), nfe=1)
 
 
 def sample_cp(
@@ -113,7 +114,7 @@ def sample_cp(
         p = step(process, p.to(log_score.dtype), log_score, interval)
         if callback:
             callback(Step(interval.s.time, p, label.unsqueeze(-1)))
-    return Posterior(p, nfe=len(times))
+    return Posterior(score.checked(p), nfe=len(times))
 
 
 def sample_cl(
@@ -146,18 +147,18 @@ def sample_cl(
     coerce(chains, Natural, "chains")
     score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
     label = random.label(process.num_classes, chains).flatten()  # (B * N,), an image's chains side by side
-    owner = torch.arange(len(image), device=image.device).repeat_interleave(chains)
+    owner = torch.arange(image.shape[0], device=image.device).repeat_interleave(chains)
     for interval in times:
         asked, u = label.view(-1, chains).clone(), random.uniform(chains).flatten()
         p = torch.zeros_like(p)
         for rows, probs in _label_steps(score, step, owner, label, interval, chunk):
-            label[rows] = sample_categorical(probs, u[rows])
-            ends = probs if average == "probs" else process.distribution(label[rows]).to(probs.dtype)
+            drawn = label[rows] = sample_categorical(probs, u[rows])
+            ends = probs if average == "probs" else torch.zeros_like(probs).scatter(-1, drawn.unsqueeze(-1), 1)
             p = p.to(probs.dtype).index_add(0, owner[rows], ends)
         p = normalise(p)
         if callback:
             callback(Step(interval.s.time, p, asked))
-    return Posterior(p, nfe=len(times) * chains)
+    return Posterior(score.checked(p), nfe=len(times) * chains)
 
 
 def sample_naive(
@@ -187,7 +188,7 @@ def sample_naive(
         p = normalise(next_p)
         if callback:
             callback(Step(interval.s.time, p, label.view_as(p)))
-    return Posterior(p, nfe=len(times) * process.num_classes)
+    return Posterior(score.checked(p), nfe=len(times) * process.num_classes)
 
 
 def _label_steps(
@@ -195,7 +196,7 @@ def _label_steps(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows, and distributions (chunk, K) of the next label there, of labels (N,) that belong to images (N,)."""
     coerce(chunk, Natural, "chunk")
-    for rows in torch.split(torch.arange(len(label), device=label.device), chunk):
+    for rows in torch.split(torch.arange(label.shape[0], device=label.device), chunk):
         log_score = score(label[rows], interval.score, owner[rows])
         yield rows, step(score.process, label[rows], log_score, interval)
 
@@ -216,4 +217,4 @@ SELECT: dict[Select, Callable[[Tensor, ImageRandom], Tensor]] = {
 
 def uniform_state(image: Tensor, process: UniformProcess) -> Tensor:
     """Where the reverse process starts: every class alike, (B, K)."""
-    return torch.full((len(image), process.num_classes), 1 / process.num_classes, device=image.device)
+    return torch.full((image.shape[0], process.num_classes), 1 / process.num_classes, device=image.device)

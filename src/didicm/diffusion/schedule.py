@@ -9,8 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from torch import Tensor
 # other by at most 3 to 1. The second condition is the stricter one from 200 classes on.
 MAX_CLEAN = 1e-2
 MAX_SIGNAL = 2.0
+
+T = TypeVar("T", Tensor, float)
 
 
 @dataclass(frozen=True)
@@ -34,33 +35,37 @@ class Noise:
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """Total noise as an increasing function of time t in [0, 1]; times are tensors of any shape."""
+    """Total noise as an increasing function of time t in [0, 1]: a tensor of any shape, or one number.
+
+    Training has a time for each image, as a tensor. A sampler's times are Python's numbers: in float64 on every
+    device, and constants of a compiled or exported graph.
+    """
 
     name: ClassVar[str]
 
     @abstractmethod
-    def total(self, t: Tensor) -> Tensor:
+    def total(self, t: T) -> T:
         """Noise accumulated until t; 0 at t = 0."""
 
     @abstractmethod
-    def rate(self, t: Tensor) -> Tensor:
+    def rate(self, t: T) -> T:
         """Derivative of `total`."""
 
     @abstractmethod
     def remedy(self, min_total: float) -> str:
         """Say which parameter makes total(1) at least `min_total`."""
 
-    def keep(self, t: Tensor) -> Tensor:
+    def keep(self, t: T) -> T:
         """Chance that a label has not been redrawn by t."""
-        return torch.exp(-self.total(t))
+        return _exp(-self.total(t))
 
-    def lost(self, t: Tensor) -> Tensor:
+    def lost(self, t: T) -> T:
         """1 - keep(t) without the cancellation: float32 would lose it near t = 0."""
-        return -torch.expm1(-self.total(t))
+        return -_expm1(-self.total(t))
 
     def at(self, t: float) -> Noise:
-        """All of it at one time; samplers ask for the same few times again and again."""
-        return _at(self, t)
+        """All of it at one time."""
+        return Noise(t, self.total(t), self.rate(t), self.keep(t), self.lost(t))
 
     def check(self, num_classes: int) -> None:
         """Raise ValueError unless the process is near uniform at t = 1 for this many classes."""
@@ -82,13 +87,6 @@ class Schedule(ABC):
         return {"name": self.name, **asdict(self)}
 
 
-@lru_cache(maxsize=4096)
-def _at(schedule: Schedule, t: float) -> Noise:
-    time = torch.tensor(t, dtype=torch.float64, device="cpu")
-    functions = (schedule.total, schedule.rate, schedule.keep, schedule.lost)
-    return Noise(t, *(function(time).item() for function in functions))
-
-
 @dataclass(frozen=True)
 class LogLinear(Schedule):
     """keep(t) falls linearly from 1 to `eps`: the released code's schedule, and our default."""
@@ -100,16 +98,16 @@ class LogLinear(Schedule):
         if not 0 < self.eps < 1:
             raise ValueError(f"LogLinear: eps must lie between 0 and 1, got {self.eps}")
 
-    def total(self, t: Tensor) -> Tensor:
-        return -torch.log1p(-self.lost(t))
+    def total(self, t: T) -> T:
+        return -_log1p(-self.lost(t))
 
-    def rate(self, t: Tensor) -> Tensor:
+    def rate(self, t: T) -> T:
         return (1 - self.eps) / self.keep(t)
 
-    def keep(self, t: Tensor) -> Tensor:
+    def keep(self, t: T) -> T:
         return self.eps + (1 - self.eps) * (1 - t)
 
-    def lost(self, t: Tensor) -> Tensor:
+    def lost(self, t: T) -> T:
         return (1 - self.eps) * t
 
     def remedy(self, min_total: float) -> str:
@@ -130,11 +128,11 @@ class Exponential(Schedule):
             raise ValueError(f"Exponential: needs a < 0 and 0 < b < 1, got a = {self.a}, b = {self.b}")
         self.check(self.num_classes)
 
-    def total(self, t: Tensor) -> Tensor:
-        return self.num_classes * self.a * torch.expm1(t * math.log(self.b))
+    def total(self, t: T) -> T:
+        return self.num_classes * self.a * _expm1(t * math.log(self.b))
 
-    def rate(self, t: Tensor) -> Tensor:
-        return self.num_classes * self.a * math.log(self.b) * self.b**t
+    def rate(self, t: T) -> T:
+        return self.num_classes * self.a * math.log(self.b) * _exp(t * math.log(self.b))
 
     def remedy(self, min_total: float) -> str:
         return f"a of at most {-_two_digits(min_total / (self.num_classes * (1 - self.b)), math.ceil)}"
@@ -152,11 +150,11 @@ class Geometric(Schedule):
         if not 0 < self.min < self.max:
             raise ValueError(f"Geometric: needs 0 < min < max, got min = {self.min}, max = {self.max}")
 
-    def total(self, t: Tensor) -> Tensor:
-        return self.min * torch.expm1(t * self._log_ratio)
+    def total(self, t: T) -> T:
+        return self.min * _expm1(t * self._log_ratio)
 
-    def rate(self, t: Tensor) -> Tensor:
-        return self.min * self._log_ratio * torch.exp(t * self._log_ratio)
+    def rate(self, t: T) -> T:
+        return self.min * self._log_ratio * _exp(t * self._log_ratio)
 
     def remedy(self, min_total: float) -> str:
         return f"max of at least {_two_digits(min_total + self.min, math.ceil)}"
@@ -183,12 +181,12 @@ class LogRatio(Schedule):
             raise ValueError(f"LogRatio: needs 0 < min < max, got min = {self.min}, max = {self.max}")
         self.check(self.num_classes)
 
-    def total(self, t: Tensor) -> Tensor:
+    def total(self, t: T) -> T:
         # log(1 + a b^t) - log(1 + a), without the cancellation near t = 0
-        return torch.log1p(self._start * torch.expm1(t * self._log_ratio) / (1 + self._start))
+        return _log1p(self._start * _expm1(t * self._log_ratio) / (1 + self._start))
 
-    def rate(self, t: Tensor) -> Tensor:
-        grown = self._start * torch.exp(t * self._log_ratio)
+    def rate(self, t: T) -> T:
+        grown = self._start * _exp(t * self._log_ratio)
         return self._log_ratio * grown / (1 + grown)
 
     def remedy(self, min_total: float) -> str:
@@ -217,6 +215,18 @@ def schedule_from_dict(config: Mapping[str, Any]) -> Schedule:
         return SCHEDULES[name](**parameters)
     except TypeError as error:
         raise ValueError(f"schedule {name!r} does not take these parameters: {error}") from None
+
+
+def _exp(x: T) -> T:
+    return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)
+
+
+def _expm1(x: T) -> T:
+    return torch.expm1(x) if isinstance(x, Tensor) else math.expm1(x)
+
+
+def _log1p(x: T) -> T:
+    return torch.log1p(x) if isinstance(x, Tensor) else math.log1p(x)
 
 
 def _two_digits(x: float, rounded: Callable[[float], int]) -> float:

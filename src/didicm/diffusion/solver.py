@@ -82,21 +82,28 @@ def intervals(
     coerce(score_time, ScoreTime, "score_time")
     if solver == "official" and grid is not None:
         raise UserError("solver='official' brings its own grid: leave out `grid`")
-    grid = time_grid(steps) if grid is None else grid.double().cpu()
-    if grid.dim() != 1 or len(grid) < 2 or grid[0] != 1 or grid[-1] != 0 or not (grid.diff() < 0).all():
-        raise UserError(f"grid must fall from 1 to 0 in at least one step, got {grid.tolist()}")
-    pairs = list(pairwise(grid.tolist()))
+    times = _even_times(steps) if grid is None else grid.tolist()
+    falls = len(times) > 1 and all(t > s for t, s in pairwise(times))
+    if not falls or times[0] != 1 or times[-1] != 0:
+        raise UserError(f"grid must fall from 1 to 0 in at least one step, got {times}")
+    pairs = list(pairwise(times))
     if solver == "official":
         # Spaced as if for steps - 1 steps, but each is 1 / steps long: the last one ends below 0.
-        start = torch.linspace(1, OFFICIAL_EPS, steps, dtype=torch.float64).tolist()
-        pairs = [(t, t - (1 - OFFICIAL_EPS) / steps) for t in start]
+        span = 1 - OFFICIAL_EPS
+        start = [1 - i * span / max(1, steps - 1) for i in range(steps)]
+        pairs = [(t, t - span / steps) for t in start]
     midpoint = solver == "exact" and score_time == "midpoint"
     return [Interval(*map(schedule.at, (t, (t + s) / 2 if midpoint else t, s))) for t, s in pairs]
 
 
 def time_grid(steps: int) -> Tensor:
     """Evenly spaced times from 1 down to 0, (steps + 1,) in float64."""
-    return torch.linspace(1, 0, coerce(steps, Natural, "steps") + 1, dtype=torch.float64)
+    return torch.tensor(_even_times(steps), dtype=torch.float64)
+
+
+def _even_times(steps: int) -> list[float]:
+    coerce(steps, Natural, "steps")
+    return [(steps - i) / steps for i in range(steps + 1)]
 
 
 class Scores:
@@ -104,23 +111,41 @@ class Scores:
 
     def __init__(self, model: ScoreFunction, image: Tensor, process: UniformProcess) -> None:
         self.process, self._model, self._features = process, model, model.encode(image)
+        self._sums: list[
+            tuple[float, Tensor]
+        ] = []  # for each call its time, and sums over log-scores by image (B,)
+        self._zero = torch.zeros(image.shape[0], device=image.device)
 
     def __call__(self, label: Tensor, t: Noise, rows: Tensor | None = None) -> Tensor:
         """Log-scores (B, K), in float32 or better, at labels (B,) of all images, or of those in `rows` (B,)."""
         features = self._features if rows is None else index_features(self._features, rows)
         log_score = self._model.score(features, label, torch.full(label.shape, t.total, device=label.device))
-        if log_score.shape != (len(label), self.process.num_classes):
+        if log_score.shape != (label.shape[0], self.process.num_classes):
             raise ValueError(
                 f"the network returned log-scores of shape {tuple(log_score.shape)} for {len(label)} images and "
                 f"{self.process.num_classes} classes: model and process must agree on the number of classes"
             )
         log_score = at_least_float32(log_score)
-        if not math.isfinite(log_score.sum().item()):
+        sums = log_score.sum(-1)
+        self._sums.append((t.time, sums if rows is None else self._zero.to(sums).index_add(0, rows, sums)))
+        return log_score
+
+    def checked(self, probs: Tensor) -> Tensor:
+        """Posteriors (B, K) if all their log-scores were finite, else an error that names the step.
+
+        Once after the last step: looking at a number makes a GPU wait. A compiled or exported graph cannot raise;
+        it returns NaN for the images whose log-scores were not finite.
+        """
+        finite = torch.stack([sums for _, sums in self._sums]).isfinite()  # (calls, B)
+        if torch.compiler.is_compiling():
+            return probs.masked_fill(~finite.all(0).unsqueeze(-1), math.nan)
+        if not finite.all():
+            time = self._sums[int(finite.all(1).int().argmin())][0]
             raise FloatingPointError(
-                f"the network returned non-finite log-scores at t = {t.time:.4g}: its weights or the image are "
+                f"the network returned non-finite log-scores at t = {time:.4g}: its weights or the image are "
                 "broken, or half precision overflowed; check them, or run the network in float32"
             )
-        return log_score
+        return probs
 
 
 def index_features(features: Features, rows: Tensor) -> Features:

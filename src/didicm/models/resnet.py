@@ -4,7 +4,6 @@ The trunk's blocks return their two branches unmerged: ResNet adds them, DiDiRN 
 Both therefore have exactly the same convolutions.
 """
 
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -129,10 +128,9 @@ class Trunk(nn.Module):
         for block in self.blocks():
             nn.init.constant_((block.bn3 if block.bottleneck else block.bn2).weight, scale)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> list[Block]:
         """All blocks in the order in which they run."""
-        for name in self.stage_names:
-            yield from getattr(self, name)
+        return [block for name in self.stage_names for block in getattr(self, name)]
 
     def run_block(self, block: Block, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run a block; with gradient checkpointing its activations are computed again in the backward pass."""

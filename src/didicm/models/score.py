@@ -4,7 +4,6 @@ DiDiRN is a ResNet whose blocks are conditioned on the noisy label and its noise
 """
 
 import math
-from itertools import islice
 from typing import Annotated, Literal, TypeAlias
 
 import torch
@@ -118,7 +117,7 @@ class DiDiRN(Trunk, ScoreModel):
 
     def encode(self, image: Tensor) -> Features:
         """Stem and first block up to the first conditioning."""
-        residual, skip = self.run_block(next(self.blocks()), self.stem(image))
+        residual, skip = self.run_block(self.blocks()[0], self.stem(image))
         return residual + skip if self.layout == "paper" else (residual, skip)
 
     def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
@@ -137,7 +136,7 @@ class DiDiRN(Trunk, ScoreModel):
         projected = self.project(F.silu(self.condition(label, total)))[..., None, None]
         conditions = torch.split(projected, self.block_channels, dim=1)
         x = self._merge(features, self.norms[0], conditions[0])  # `encode` ran the first block
-        for block, norm, condition in islice(zip(self.blocks(), self.norms, conditions, strict=True), 1, None):
+        for block, norm, condition in list(zip(self.blocks(), self.norms, conditions, strict=True))[1:]:
             x = self._merge(self.run_block(block, x), norm, condition)
         return x
 

@@ -1,0 +1,179 @@
+"""What a GPU asks of sampling: no waiting inside the steps, one graph, a free batch size, and no float64."""
+
+import logging
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from didicm import DiffusionClassifier, Sampler, StandardClassifier, create_model
+from didicm.diffusion import UniformProcess, sample_cp
+
+SMALL = {"num_classes": 7, "in_chans": 1}
+TRUNK = {**SMALL, "width": 0.125, "stem": "small"}
+NETWORKS = {
+    "score": lambda: create_model("didirn8", **TRUNK),
+    "posterior": lambda: create_model("didirn8", layout="official", parameterization="posterior", **TRUNK),
+    "backbone": lambda: create_model("backbone_score", backbone="resnet10t", **SMALL),
+    "standard": lambda: create_model("didirn8_baseline", **TRUNK),
+}
+CP = [
+    Sampler(steps=3, solver=solver, score_time=score_time, select=select)
+    for solver, score_time, select in product(
+        ["exact", "euler", "official"], ["start", "midpoint"], ["argmin", "argmax", "sample"]
+    )
+]
+OTHERS = [Sampler("cl", steps=2, chains=3), Sampler("cl", steps=2, average="one-hot"), Sampler("readout")]
+
+
+@pytest.fixture(scope="module")
+def make_classifier():
+    """A classifier that says something, as after training."""
+
+    def make(kind="score", sampler=None):
+        torch.manual_seed(0)
+        model = NETWORKS[kind]()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        if kind == "standard":
+            return StandardClassifier(model).eval()
+        return DiffusionClassifier(model, sampler=sampler or Sampler(steps=2)).eval()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def images():
+    return lambda batch: torch.randn(batch, 1, 12, 12, generator=torch.Generator().manual_seed(batch))
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler(monkeypatch):
+    """Forget the graphs of other tests; pytest would write down each of the thousands of steps to a graph."""
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
+    torch._dynamo.reset()
+
+
+class Looks(TorchDispatchMode):
+    """Counts how often a number is read from a tensor, for which a GPU would have to finish its work."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses float64 wherever it would lie; Apple's GPUs have none."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in tree_leaves((args, kwargs, result)):
+            assert not isinstance(x, torch.Tensor) or x.dtype != torch.float64, function
+        return result
+
+
+@pytest.mark.parametrize("sampler", [*CP, *OTHERS], ids=str)
+def test_a_number_is_read_once_after_the_last_step(make_classifier, images, sampler):
+    classifier = make_classifier(sampler=sampler)
+    with Looks() as looks:
+        classifier(images(2))
+    assert looks.count == 1
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("select", ["argmin", "sample"])
+def test_the_one_check_names_the_step(make_classifier, images, select, value, broken):
+    model, calls = make_classifier().model, []
+    score = model.score
+
+    def break_once(features, label, total):
+        calls.append(total)
+        log_score = score(features, label, total)
+        log_score[1, 3] = value if len(calls) == broken + 1 else 0
+        return log_score
+
+    model.score = break_once
+    with pytest.raises(FloatingPointError, match=f"at t = {[0.8333, 0.5, 0.1667][broken]}:"):
+        sample_cp(model, images(2), UniformProcess(7), steps=3, select=select)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler"),
+    [*(("score", sampler) for sampler in [*CP, *OTHERS]), ("posterior", Sampler()), ("backbone", Sampler())],
+    ids=str,
+)
+def test_no_tensor_is_float64(make_classifier, images, kind, sampler):
+    classifier, image = make_classifier(kind, sampler), images(2)
+    with NoFloat64():
+        classifier(image)
+
+
+@pytest.mark.parametrize("kind", ["score", "posterior", "backbone"])
+def test_a_posterior_is_one_graph(make_classifier, images, kind):
+    classifier = make_classifier(kind)
+    found = torch._dynamo.explain(classifier)(images(2))
+    assert (found.graph_count, found.graph_break_count) == (1, 0)
+
+
+class Toy(nn.Module):
+    """The least that a sampler can work with: a graph of it is quickly made."""
+
+    num_classes = 7
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.label = nn.Linear(144, 7), nn.Embedding(7, 7)
+
+    def encode(self, image):
+        return self.image(image.flatten(1))
+
+    def score(self, features, label, total):
+        log_q = features * total.cos().unsqueeze(-1) + self.label(label)
+        return log_q - log_q.gather(-1, label.unsqueeze(-1))
+
+
+@pytest.mark.parametrize(
+    ("solver", "score_time", "select"),
+    [("exact", "start", "argmax"), ("exact", "midpoint", "sample"), ("euler", "start", "argmin"),
+     ("official", "midpoint", "sample")],
+)  # fmt: skip
+def test_every_kind_of_cp_is_one_graph(images, solver, score_time, select):
+    sampler = Sampler(steps=2, solver=solver, score_time=score_time, select=select)
+    classifier = DiffusionClassifier(Toy(), sampler=sampler)
+    compiled = torch.compile(classifier, fullgraph=True, backend="eager")
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for batch in (2, 5):
+        image = images(batch)
+        torch._dynamo.mark_dynamic(image, 0)
+        assert torch.equal(compiled(image), classifier(image))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_it_is_exported_for_any_batch(make_classifier, images, kind):
+    classifier = make_classifier(kind)
+    batch = {0: torch.export.Dim("batch")}
+    exported = torch.export.export(classifier, (images(2),), dynamic_shapes={"image": batch}).module()
+    for size in (1, 2, 5):
+        assert torch.allclose(exported(images(size)), classifier(images(size)), atol=1e-6)
+
+
+def test_a_graph_answers_nan_where_it_cannot_raise(make_classifier, images):
+    classifier, image = make_classifier(), images(3)
+    exported = torch.export.export(classifier, (image,)).module()
+    image[1, 0, 5, 5] = torch.inf
+    with pytest.raises(FloatingPointError, match=r"non-finite log-scores at t = 0\.75"):
+        classifier(image)
+    probs = exported(image)
+    assert probs[1].isnan().all()
+    assert torch.equal(probs[::2], classifier(image[::2]))
