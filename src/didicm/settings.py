@@ -10,7 +10,7 @@ import yaml
 from didicm import files
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
-from didicm.data.transforms import Interpolation
+from didicm.data.transforms import CropPct, Interpolation, Pixels
 from didicm.errors import UserError, did_you_mean
 from didicm.values import Count, Fraction, Natural, NonNegative, Positive, Range, Settings, override, plain
 
@@ -31,10 +31,10 @@ class ImageConfig(Settings):
     """
 
     prefix = "image."
-    size: Natural | None = None
-    limit: Natural = 224
+    size: Pixels | None = None
+    limit: Pixels = 224
     channels: Literal[1, 3] | None = None
-    crop_pct: Fraction = 0.875
+    crop_pct: CropPct = 0.875
     interpolation: Interpolation = "bicubic"
 
 

@@ -105,7 +105,7 @@ def find_images(sources: Sequence[str]) -> Iterator[Path]:
         inside = sorted(
             path
             for path in source.rglob("*")
-            if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+            if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and not path.is_dir()
         )
         yield from inside or [source]
 

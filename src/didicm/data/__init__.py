@@ -1,6 +1,6 @@
 """From a URI to batches of images and labels: sources, subsets, corruption, augmentation, loading.
 
-Names are imported when they are first used: `images`, which reads image files, does without PyTorch.
+Names are imported when they are first used: `decode` and `images` do without PyTorch.
 """
 
 from typing import TYPE_CHECKING
@@ -9,15 +9,15 @@ from didicm.lazy import import_on_use
 
 if TYPE_CHECKING:
     from didicm.data.corruptions import Corruptions as Corruptions
+    from didicm.data.decode import open_image as open_image
+    from didicm.data.decode import to_channels as to_channels
     from didicm.data.images import ArraySet as ArraySet
     from didicm.data.images import DataError as DataError
     from didicm.data.images import ImageSet as ImageSet
     from didicm.data.images import UnreadableImageError as UnreadableImageError
     from didicm.data.images import is_small as is_small
-    from didicm.data.images import open_image as open_image
     from didicm.data.images import readable as readable
     from didicm.data.images import relabel as relabel
-    from didicm.data.images import to_channels as to_channels
     from didicm.data.loader import Loader as Loader
     from didicm.data.loader import make_loader as make_loader
     from didicm.data.randomness import stratified_split as stratified_split
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "corruptions": ["Corruptions"],
+    "decode": ["open_image", "to_channels"],
     "images": [
-        "ArraySet", "DataError", "ImageSet", "UnreadableImageError", "is_small", "open_image", "readable",
-        "relabel", "to_channels",
+        "ArraySet", "DataError", "ImageSet", "UnreadableImageError", "is_small", "readable", "relabel",
     ],
     "loader": ["Loader", "make_loader"],
     "randomness": ["stratified_split", "subset"],

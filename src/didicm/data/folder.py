@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from didicm.data.images import DataError, ImageSet, normalise, open_image, readable, sort_names
+from didicm.data.decode import open_image
+from didicm.data.images import DataError, ImageSet, normalise, readable, sort_names
 
 # The names timm accepts for splits, and `test`. The first that exists is used.
 TRAIN_NAMES = ("train", "training")

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from didicm.data.decode import open_image
 from didicm.data.folder import by_split, find_splits
-from didicm.data.images import DataError, ImageSet, names_and_labels, open_image
+from didicm.data.images import DataError, ImageSet, names_and_labels
 from didicm.errors import reason
 
 

@@ -1,27 +1,22 @@
-"""Labelled images with random access: how a file becomes an upright 8-bit image, and how classes are numbered.
-
-Without PyTorch: exported models read their images by the same code.
+"""Labelled images with random access, and how their classes are numbered; without PyTorch.
 """
 
-import io
-import math
 import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from didicm.data.decode import MODES, to_channels
 from didicm.errors import UserError, reason
 
 Shrink: TypeAlias = Callable[[tuple[int, int]], int]
 
-MODES = {1: "L", 3: "RGB"}
 SMALL_BYTES = 128 * 2**20
 
 
@@ -165,55 +160,11 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def open_image(source: str | Path | bytes) -> Image.Image:
-    """Open a file or the bytes of one; the pixels are decoded later."""
-    return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-
-
 def check_channels(channels: int) -> int:
     """Return the number of channels if there is such a mode."""
     if channels not in MODES:
         raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
     return channels
-
-
-def to_channels(image: Image.Image, channels: int) -> Image.Image:
-    """Turn any PIL image into an upright 8-bit one of 1 (`L`) or 3 (`RGB`) channels.
-
-    Transparency is laid on white. 16-bit grey is scaled, not clipped; by the range of the format and not of
-    the image, so that two images keep their relative brightness.
-    """
-    # A swap of axes must come first: it reads the tag that a conversion may lose.
-    if image.getexif().get(0x0112, 1) != 1:  # the EXIF orientation tag
-        image = ImageOps.exif_transpose(image)
-    if image.mode in ("F", "I") or image.mode.startswith("I;16"):
-        image = _to_8_bit(image)
-    if image.has_transparency_data:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    if image.mode not in ("L", "1", "RGB"):
-        image = image.convert("RGB")  # only to RGB can every mode (palette, CMYK, LAB, ...) go
-    if image.mode != MODES[channels]:
-        image = image.convert(MODES[channels])
-    image.load()
-    return image
-
-
-def resize_and_crop(image: Image.Image, size: int, crop_pct: float, interpolation: str) -> Image.Image:
-    """Resize the shorter side to size / crop_pct and cut out the square in the centre, as timm does."""
-    shorter, least = math.floor(size / crop_pct), min(image.size)
-    width, height = (int(shorter * side / least) for side in image.size)
-    image = image.resize((width, height), Image.Resampling[interpolation.upper()])
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.crop((left, top, left + size, top + size))
-
-
-def _to_8_bit(image: Image.Image) -> Image.Image:
-    values = np.asarray(image, dtype=np.float64)
-    if image.mode == "F":  # by convention 0..1; some programs write 0..255
-        top = 1.0 if values.max() <= 1 else 255.0
-    else:
-        top = 65535.0 if values.max() <= 65535 else 2.0**31 - 1
-    return Image.fromarray(np.clip(values * (255 / top) + 0.5, 0, 255).astype(np.uint8))
 
 
 def sort_names(names: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from didicm.data.decode import open_image
 from didicm.data.images import DataError, ImageSet
 from didicm.errors import reason
 
@@ -26,6 +27,8 @@ class ReaderSet(ImageSet):
         reader: Any = getattr(dataset, "reader", None)
         if hasattr(reader, "cache_tarfiles"):
             reader.cache_tarfiles = False  # an open file is shared with forked workers, and so is its position
+        if hasattr(dataset, "loader"):  # torchvision's folders; it would open what we do not
+            dataset.loader = _load_rgb
         self._dataset, self._reader, self._origin = dataset, reader, uri
         self.root = getattr(reader, "root", None)
         self.labels = np.asarray(_labels(dataset, reader), dtype=np.int64)
@@ -42,7 +45,8 @@ class ReaderSet(ImageSet):
 
     def original(self, i: int) -> Image.Image:
         if self._reader is not None:
-            return Image.open(self._reader[int(i)][0])
+            path = self._reader.samples[int(i)][0] if hasattr(self._reader, "samples") else None
+            return open_image(path if isinstance(path, str) else self._reader[int(i)][0].read())
         image: Image.Image = self._dataset[int(i)][0]
         return image
 
@@ -63,6 +67,10 @@ def open_reader(name: str) -> tuple[ImageSet, ImageSet | None]:
     # Without a split of that name, timm opens the whole again.
     same = train.root is not None and train.root == val.root
     return train, None if same else val
+
+
+def _load_rgb(path: str) -> Image.Image:
+    return open_image(path).convert("RGB")
 
 
 def _labels(dataset: Any, reader: Any) -> Any:

@@ -16,16 +16,19 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from didicm.data.images import DataError, check_channels, resize_and_crop, stack, to_channels
+from didicm.data.decode import resize_and_crop, to_channels
+from didicm.data.images import DataError, check_channels, stack
 from didicm.data.randomness import keys, preserved, seed_all, uniform
 from didicm.errors import did_you_mean
-from didicm.values import Count, Fraction, Natural, NonNegative, Positive, Range, Settings, plain
+from didicm.values import Count, Natural, NonNegative, Positive, Range, Settings, plain
 
 MEAN = {1: (0.5,), 3: (0.485, 0.456, 0.406)}  # ImageNet's for RGB
 STD = {1: (0.5,), 3: (0.229, 0.224, 0.225)}
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Probability = Annotated[float, Range(0, 1)]
+Pixels = Annotated[int, Range(1, 4096)]  # a side of what a network sees
+CropPct = Annotated[float, Range(0.01, 1)]
 Steps = list[Callable[[Image.Image], Image.Image]]
 
 
@@ -34,11 +37,11 @@ class EvalTransform(Settings):
     """Resize and crop the centre, normalise. Stored with a model; used in evaluation and in production."""
 
     prefix = "transform."
-    size: Natural = 224  # of the square the network sees: the paper's input resolution
+    size: Pixels = 224  # of the square the network sees: the paper's input resolution
     channels: int = 3
     mean: tuple[float, ...] = ()  # one per channel; none stands for the usual ones
     std: tuple[Positive, ...] = ()
-    crop_pct: Fraction = 0.875  # the size, over the shorter side after resizing; 1 keeps the border
+    crop_pct: CropPct = 0.875  # the size, over the shorter side after resizing; 1 keeps the border
     interpolation: Interpolation = "bicubic"
 
     def __post_init__(self) -> None:

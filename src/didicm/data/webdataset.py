@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, Strings, by_split, find_splits
-from didicm.data.images import DataError, ImageSet, names_and_labels, open_image, readable
+from didicm.data.images import DataError, ImageSet, names_and_labels, readable
 from didicm.errors import reason
 
 

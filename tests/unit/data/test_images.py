@@ -5,16 +5,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from didicm.data.decode import open_image, to_channels
 from didicm.data.folder import Strings
 from didicm.data.images import (
     ArraySet,
     DataError,
     MemorySet,
     UnreadableImageError,
-    open_image,
     relabel,
     sort_names,
-    to_channels,
 )
 
 

@@ -1,0 +1,156 @@
+"""From any file to an upright 8-bit image: which formats are opened, and what memory they may take.
+
+Without PyTorch: exported models read their images by the same code.
+"""
+
+import io
+import math
+import os
+import stat
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from didicm.errors import UserError
+
+MODES = {1: "L", 3: "RGB"}
+# What is opened, decided by content and not by name. Others are no photographs or do more than decode: PostScript
+# would start Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+TGA_END = b"TRUEVISION-XFILE.\0"  # a TGA file has no mark at its start, and none at all in the first version
+MEMORY = 256 * 2**20  # bytes that decoding one image may take
+DECODERS = {"WEBP": 12, "AVIF": 12, "JPEG2000": 24}  # bytes per pixel that they hold beside the image
+MAX_LOSS = 32  # pixels that are resized for each one that is kept
+TILE = 2**18  # pixels that are converted at a time
+ORIENTATION, TILE_WIDTH, TILE_LENGTH = 0x0112, 0x0142, 0x0143  # tags of EXIF and TIFF
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+
+# Pillow warns at 89 million pixels; what we allow depends on the format and is below that.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def open_image(source: str | Path | bytes) -> Image.Image:
+    """Open a file or the bytes of one; the pixels are decoded later."""
+    formats = _formats()
+    if isinstance(source, bytes):
+        held, named_tga = len(source), source.endswith(TGA_END)
+    else:
+        status = os.stat(source)
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise UserError(f"it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
+        held, named_tga = status.st_size, str(source).lower().endswith(".tga")
+    try:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        image = Image.open(file, formats=[*formats, "TGA"] if named_tga else formats)
+    except UnidentifiedImageError:
+        raise UserError(f"it is none of {', '.join(formats)}") from None
+    try:
+        _check_memory(image, _decoding_bytes(image) + (2 * held if image.format in DECODERS else 0))
+    except UserError:
+        image.close()
+        raise
+    return image
+
+
+def to_channels(image: Image.Image, channels: int) -> Image.Image:
+    """Turn any PIL image into an upright 8-bit one of 1 (`L`) or 3 (`RGB`) channels.
+
+    Transparency is laid on white. 16-bit grey is scaled, not clipped; by the range of the format and not of
+    the image, so that two images keep their relative brightness.
+    """
+    # A swap of axes must come first: it reads the tag that a conversion may lose.
+    if image.getexif().get(ORIENTATION, 1) != 1:
+        _check_memory(image, 2 * _stored_bytes(image))
+        image = ImageOps.exif_transpose(image)
+    if image.mode == MODES[channels] and not image.has_transparency_data:
+        image.load()
+        return image
+    white = _white(image) if _is_deep(image) else 255.0
+    converted = Image.new(MODES[channels], image.size)
+    for place, tile in tiles(image):
+        converted.paste(_convert(tile, channels, white), place)
+    return converted
+
+
+def resize_and_crop(image: Image.Image, size: int, crop_pct: float, interpolation: str) -> Image.Image:
+    """Resize the shorter side to size / crop_pct and cut out the square in the centre, as timm does."""
+    shorter, least, resample = math.floor(size / crop_pct), min(image.size), Image.Resampling[interpolation.upper()]
+    width, height = (int(shorter * side / least) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    box = (left, top, left + size, top + size)
+    if width * height < MAX_LOSS * size**2:
+        return image.resize((width, height), resample).crop(box)
+    # Of a thin image only what is kept: the whole might not fit into memory. It differs by rounding.
+    scales = (image.width / width, image.height / height) * 2
+    return image.resize((size, size), resample, tuple(x * scale for x, scale in zip(box, scales, strict=True)))
+
+
+def tiles(image: Image.Image) -> Iterator[tuple[tuple[int, int], Image.Image]]:
+    """An image in parts, each with its place: what is done to pixels one by one needs no more memory than that."""
+    width = min(image.width, TILE)
+    height = TILE // max(1, width)
+    for top, left in product(range(0, image.height, height), range(0, image.width, max(1, width))):
+        right, bottom = min(left + width, image.width), min(top + height, image.height)
+        yield (left, top), image.crop((left, top, right, bottom))
+
+
+def _convert(image: Image.Image, channels: int, white: float) -> Image.Image:
+    if _is_deep(image):
+        values = np.asarray(image, dtype=np.float64)
+        image = Image.fromarray(np.clip(values * (255 / white) + 0.5, 0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    if image.mode not in ("L", "1", "RGB"):
+        image = image.convert("RGB")  # only to RGB can every mode (palette, CMYK, LAB, ...) go
+    return image.convert(MODES[channels])
+
+
+def _is_deep(image: Image.Image) -> bool:
+    return image.mode in ("F", "I") or image.mode.startswith("I;16")
+
+
+def _white(image: Image.Image) -> float:
+    """The value that stands for white in an image of more than 8 bits."""
+    highest = np.max([np.asarray(tile).max() for _, tile in tiles(image)])
+    if np.isnan(highest):
+        raise UserError("some of its pixels are no numbers")
+    if image.mode == "F":  # by convention 0..1; some programs write 0..255
+        return 1.0 if highest <= 1 else 255.0
+    return 65535.0 if highest <= 65535 else 2.0**31 - 1
+
+
+def _check_memory(image: Image.Image, needed: int) -> None:
+    if needed > MEMORY:
+        raise UserError(
+            f"its {image.width} x {image.height} pixels would take {needed >> 20} MB to decode, "
+            f"more than the {MEMORY >> 20} MB allowed: make it smaller"
+        )
+
+
+def _decoding_bytes(image: Image.Image) -> int:
+    """Memory for an image, its decoder, and what it is converted to."""
+    pixels, own = image.width * image.height, _stored_bytes(image)
+    decoder = DECODERS.get(str(image.format), 0)
+    if image.info.get("progressive"):  # a JPEG whose coefficients are all held
+        decoder = 2 * len(image.getbands())
+    tags = getattr(image, "tag_v2", {})  # of a TIFF, whose tiles may be larger than the image
+    tile = tags.get(TILE_WIDTH, 0) * tags.get(TILE_LENGTH, 0) * 4
+    converted = 4 * pixels if image.mode != "RGB" else 0
+    return own + decoder * pixels + tile + converted
+
+
+def _stored_bytes(image: Image.Image) -> int:
+    per_pixel = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
+    return per_pixel * image.width * image.height
+
+
+@cache
+def _formats() -> list[str]:
+    """What this Pillow has of `FORMATS`."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
