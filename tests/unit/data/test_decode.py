@@ -75,7 +75,9 @@ def tiff_with_tile(side):
     tile = zlib.compress(bytes(side * side), 1)
     tags = {256: 64, 257: 64, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 8, 325: len(tile)}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return struct.pack("<2sHI", b"II", 42, 8 + len(tile)) + tile + struct.pack("<H", len(tags)) + entries + bytes(4)
+    return (
+        struct.pack("<2sHI", b"II", 42, 8 + len(tile)) + tile + struct.pack("<H", len(tags)) + entries + bytes(4)
+    )
 
 
 def gif_of_frames(count):
@@ -205,6 +207,11 @@ def strange_folder(tmp_path, make_folder):
 def test_pipes_devices_and_sockets_are_named_and_never_opened(strange_folder):
     found = examine(open_data(str(strange_folder)))
     told = "\n".join(found.train.unreadable)
-    for name, what in (("pipe", "a named pipe"), ("zero", "a device"), ("socket", "a socket"), ("gone", "No such")):
+    for name, what in (
+        ("pipe", "a named pipe"),
+        ("zero", "a device"),
+        ("socket", "a socket"),
+        ("gone", "No such"),
+    ):
         assert any(f"{name}.jpg" in line and what in line for line in told.splitlines()), told
     assert len(found.train.unreadable) == 4
