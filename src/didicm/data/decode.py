@@ -79,7 +79,11 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
 
 def resize_and_crop(image: Image.Image, size: int, crop_pct: float, interpolation: str) -> Image.Image:
     """Resize the shorter side to size / crop_pct and cut out the square in the centre, as timm does."""
-    shorter, least, resample = math.floor(size / crop_pct), min(image.size), Image.Resampling[interpolation.upper()]
+    shorter, least, resample = (
+        math.floor(size / crop_pct),
+        min(image.size),
+        Image.Resampling[interpolation.upper()],
+    )
     width, height = (int(shorter * side / least) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     box = (left, top, left + size, top + size)

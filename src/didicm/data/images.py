@@ -1,5 +1,4 @@
-"""Labelled images with random access, and how their classes are numbered; without PyTorch.
-"""
+"""Labelled images with random access, and how their classes are numbered; without PyTorch."""
 
 import re
 import unicodedata

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from didicm.data import EvalTransform, open_data, open_image, to_channels
-from didicm.data import decode
+from didicm.data import EvalTransform, decode, open_data, open_image, to_channels
 from didicm.data.decode import MEMORY, resize_and_crop
 from didicm.data.doctor import examine
 from didicm.errors import UserError
