@@ -79,19 +79,15 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
 
 def resize_and_crop(image: Image.Image, size: int, crop_pct: float, interpolation: str) -> Image.Image:
     """Resize the shorter side to size / crop_pct and cut out the square in the centre, as timm does."""
-    shorter, least, resample = (
-        math.floor(size / crop_pct),
-        min(image.size),
-        Image.Resampling[interpolation.upper()],
-    )
+    resample = Image.Resampling[interpolation.upper()]
+    shorter, least = math.floor(size / crop_pct), min(image.size)
     width, height = (int(shorter * side / least) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
-    box = (left, top, left + size, top + size)
     if width * height < MAX_LOSS * size**2:
-        return image.resize((width, height), resample).crop(box)
+        return image.resize((width, height), resample).crop((left, top, left + size, top + size))
     # Of a thin image only what is kept: the whole might not fit into memory. It differs by rounding.
-    scales = (image.width / width, image.height / height) * 2
-    return image.resize((size, size), resample, tuple(x * scale for x, scale in zip(box, scales, strict=True)))
+    x, y = image.width / width, image.height / height
+    return image.resize((size, size), resample, (x * left, y * top, x * (left + size), y * (top + size)))
 
 
 def tiles(image: Image.Image) -> Iterator[tuple[tuple[int, int], Image.Image]]:
@@ -143,7 +139,7 @@ def _decoding_bytes(image: Image.Image) -> int:
     if image.info.get("progressive"):  # a JPEG whose coefficients are all held
         decoder = 2 * len(image.getbands())
     tags = getattr(image, "tag_v2", {})  # of a TIFF, whose tiles may be larger than the image
-    tile = tags.get(TILE_WIDTH, 0) * tags.get(TILE_LENGTH, 0) * 4
+    tile: int = tags.get(TILE_WIDTH, 0) * tags.get(TILE_LENGTH, 0) * 4
     converted = 4 * pixels if image.mode != "RGB" else 0
     return own + decoder * pixels + tile + converted
 

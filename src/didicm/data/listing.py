@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from PIL import Image
 
+from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, image_files
-from didicm.data.images import DataError, open_image, readable
+from didicm.data.images import DataError, readable
 from didicm.data.webdataset import expand, image_members
 from didicm.errors import reason
 
