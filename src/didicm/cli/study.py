@@ -1,21 +1,22 @@
 """`didicm study`: the paper's studies and ours, from YAML files, with the published numbers beside ours."""
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from didicm.cli.compare import StudyOptions, show_report
 from didicm.cli.flags import parse
-from didicm.experiments.run import check_runs, plan_runs, run_study
+from didicm.experiments.forecast import forecast
+from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import Run, Study
 from didicm.experiments.study_file import list_studies, load_study
 from didicm.report.html import write_report
-from didicm.values import Natural
+from didicm.values import Natural, Positive
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class NamedStudyOptions(StudyOptions):
         data: where the images are; by default where the study says
         out: folder of studies and models
         seeds: trainings of each kind; by default as many as the study says
-        dry_run: say what would be trained, and check it
+        dry_run: check everything, and say what would be trained and what that would take
+        tflops: what one device sustains in training, for the hours of --dry-run
     """
 
     name: str = ""
@@ -35,6 +37,7 @@ class NamedStudyOptions(StudyOptions):
     out: Path = Path("studies")
     seeds: Natural | None = None
     dry_run: bool = False
+    tflops: Positive = 50.0
 
 
 def main(argv: list[str]) -> int:
@@ -55,8 +58,7 @@ def main(argv: list[str]) -> int:
     asked: dict[str, Any] = {"data": options.data, "seeds": options.seeds, "settings": options.settings}
     if options.dry_run:
         runs, _ = plan_runs(study, **asked)
-        check_runs(runs)
-        _describe(study, runs, out, console)
+        _describe(study, runs, options.tflops, out, console)
         return 0
     if not options.report_only:
         asked |= {"trainings": options.out, "command": "didicm study " + shlex.join(argv), **options.execution}
@@ -65,14 +67,31 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _describe(study: Study, runs: Mapping[str, Run], out: Path, console: Console) -> None:
-    """What would be done."""
-    console.print(f"{study.title}\n{study.question}\n", markup=False)
+def _describe(study: Study, runs: Mapping[str, Run], tflops: float, out: Path, console: Console) -> None:
+    """What would be done, and what it would take."""
+    costs = forecast(runs)
+    kinds = {(str(run.method), run.condition): (run, costs[key]) for key, run in runs.items()}
     seeds = len({run.seed for run in runs.values()})
-    counted = Counter((str(run.method), run.config.model, run.config.epochs) for run in runs.values())
-    for (method, model, epochs), count in counted.items():
-        conditions = f"{count // seeds} condition{'s' * (count > seeds)}"
-        console.print(f"  {method}: {model}, {epochs} epochs, {conditions} x {seeds} seeds", markup=False)
+    columns = ("method", "condition", "epochs", "M parameters", "M multiply-adds", "hours", "memory, MB")
+    table = Table(*columns, box=None, pad_edge=False)
+    for run, need in kinds.values():
+        counts = f"{need.parameters / 1e6:.2f}", f"{need.multiply_adds / 1e6:,.1f}"
+        takes = _hours(need.hours(tflops)), f"{need.memory / 1e6:,.0f}"
+        table.add_row(str(run.method), str(run.condition), str(run.config.epochs), *counts, *takes)
+    console.print(f"{study.title}\n{study.question}\n", markup=False)
+    (console if console.is_terminal else Console(width=160)).print(table)
     names = ", ".join(spec.name for spec in study.samplers) or "as in its recipe"
-    console.print(f"\n{len(runs)} trainings; DiDiCM is sampled with: {names}", markup=False)
-    console.print(f"results would be in {out}; nothing was written (--dry-run)", markup=False)
+    first = next(iter(runs.values())).config.run
+    hours, disk = (sum(values) for values in zip(*((c.hours(tflops), c.disk) for c in costs.values()), strict=True))
+    console.print(
+        f"\n{len(runs)} trainings: {len(kinds)} kinds, {seeds} of each; DiDiCM is sampled with: {names}\n"
+        f"multiply-adds: of one image's posterior, by the first sampler; hours: of one training and its measuring, "
+        f"on one device at {tflops:g} TFLOP/s (--tflops); memory: of a training, per device, at {first.precision}\n"
+        f"in all {_hours(hours)} device-hours and {disk / 1e9:,.2f} GB on disk\n"
+        f"results would be in {out}; nothing was written (--dry-run)",
+        markup=False,
+    )
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.1f}" if value >= 0.1 else f"{value:.2g}"

@@ -60,6 +60,11 @@ class Sampler(Settings):
                 )
         return sampler
 
+    @property
+    def calls(self) -> int:
+        """Network calls per image, unless they end early."""
+        return {"cp": self.steps, "cl": self.steps * self.chains, "readout": 1}[self.method]
+
     def identity(self) -> dict[str, Any]:
         """The method and the settings that it reads, without the seed: what a calibration is tied to."""
         unread = {

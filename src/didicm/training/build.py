@@ -134,29 +134,34 @@ class Estimate:
 
 
 def estimate(config: TrainConfig, components: RunComponents, world_size: int) -> Estimate:
-    """Work out steps, multiply-adds and memory; the activations are measured on two images."""
-    classifier, transform = components.classifier, components.eval_transform
+    """Work out steps, multiply-adds and memory per process."""
+    model, size = components.classifier.model, components.eval_transform.size
     copies = 4 + (config.optimizer.ema is not None)  # weights, gradients, and two moments
+    per_image = _saved_bytes(components, 3) - _saved_bytes(components, 2)  # the weights cancel
+    if config.run.precision.endswith("-mixed"):
+        per_image //= 2  # all but a few per cent of it is kept in half precision
+    return Estimate(
+        steps_per_epoch=len(components.train) // config.batch_size,
+        cost=cost(model, size),
+        weights_mb=copies * sum(p.numel() * 4 for p in model.parameters()) / 2**20,
+        activations_mb=config.batch_size / (world_size * config.accumulate) * per_image / 2**20,
+    )
+
+
+def _saved_bytes(components: RunComponents, images: int) -> int:
+    """Bytes kept in float32 for the backward pass of some images."""
     saved: dict[int, int] = {}
 
     def remember(x: Tensor) -> Tensor:
         saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
-    image = torch.randn(2, transform.channels, transform.size, transform.size)
-    target = target_distribution(torch.zeros(2, dtype=torch.long), len(components.class_names))
+    size, channels = components.eval_transform.size, components.eval_transform.channels
+    image = torch.randn(images, channels, size, size)
+    target = target_distribution(torch.zeros(images, dtype=torch.long), len(components.class_names))
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x), torch.random.fork_rng():
-        classifier.eval().loss(image, target)
-    weights = classifier.model.state_dict().values()
-    own = {x.untyped_storage().data_ptr() for x in weights}
-    per_image = sum(size for place, size in saved.items() if place not in own) / 2
-    parameters = sum(p.numel() * 4 for p in classifier.model.parameters())
-    return Estimate(
-        steps_per_epoch=len(components.train) // config.batch_size,
-        cost=cost(classifier.model, transform.size),
-        weights_mb=copies * parameters / 2**20,
-        activations_mb=config.batch_size / (world_size * config.accumulate) * per_image / 2**20,
-    )
+        components.classifier.eval().loss(image, target)
+    return sum(saved.values())
 
 
 def _process(config: TrainConfig, num_classes: int) -> UniformProcess:

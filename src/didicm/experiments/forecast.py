@@ -1,0 +1,67 @@
+"""What a study will take, counted before anything runs: arithmetic, memory and files of every training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from didicm.classifier import DiffusionClassifier
+from didicm.errors import UserError
+from didicm.experiments.execute import prepare
+from didicm.experiments.measure import KEPT, samplers_of
+from didicm.experiments.spec import Condition, Run
+from didicm.training.build import Estimate, RunComponents, estimate
+
+BACKWARD = 2  # a backward pass takes twice the arithmetic of its forward pass
+FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one training and the measuring of its network take."""
+
+    parameters: int
+    multiply_adds: int  # of one image's posterior, by the main sampler
+    training: float  # multiply-adds
+    measuring: float  # multiply-adds
+    memory: float  # bytes per device
+    disk: float  # bytes that stay
+
+    def hours(self, tflops: float) -> float:
+        """Device-hours at a sustained speed; a multiply-add is two operations."""
+        return 2 * (self.training + self.measuring) / (tflops * 1e12) / 3600
+
+
+def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
+    """Build every method under every condition once, which shows mistakes, and count; all seeds take the same."""
+    made: dict[tuple[str, Condition], Forecast] = {}
+    needs: dict[tuple[str, int | None], Estimate] = {}  # a network's, which takes longer to count
+    for run in runs.values():
+        if (kind := (str(run.method), run.condition)) not in made:
+            try:
+                components, test = prepare(run)
+            except UserError as error:
+                raise UserError(f"{run.condition}: {error}") from error
+            if (network := (str(run.method), run.condition.resolution)) not in needs:
+                devices = run.config.run.devices
+                needs[network] = estimate(run.config, components, devices if isinstance(devices, int) else 1)
+            made[kind] = _forecast(run, components, len(test), needs[network])
+    return {key: made[str(run.method), run.condition] for key, run in runs.items()}
+
+
+def _forecast(run: Run, components: RunComponents, test_images: int, need: Estimate) -> Forecast:
+    config, classifier = run.config, components.classifier
+    samplers, calls = samplers_of(classifier, run.samplers), [1]
+    if isinstance(classifier, DiffusionClassifier):
+        calls = [classifier.sampler.changed(**spec.settings).calls for spec in samplers]
+    draws = config.draws_per_image if isinstance(classifier, DiffusionClassifier) else 1
+    images = config.epochs * (len(components.train) // config.batch_size) * config.batch_size
+    measured = test_images + (len(components.val) if run.held_out else 0)
+    posteriors = sum(spec.stored for spec in samplers) * test_images * len(components.class_names)
+    pictures = KEPT * components.eval_transform.channels * components.eval_transform.size**2
+    return Forecast(
+        parameters=need.cost.parameters,
+        multiply_adds=need.cost.total(calls[0]),
+        training=(1 + BACKWARD) * need.cost.total(draws) * images,
+        measuring=sum(map(need.cost.total, calls)) * measured,
+        memory=(need.weights_mb + need.activations_mb) * 2**20,
+        disk=FLOAT * (need.cost.parameters + posteriors) + pictures,
+    )
