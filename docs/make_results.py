@@ -18,7 +18,7 @@ from didicm.report.records import Rows, rows_of
 from didicm.report.verdict import verdict
 
 FOLDER = Path(__file__).parent / "results"
-ORDER = ("main", "selection", "efficiency", "sizes", "solvers", "schedules", "objectives")
+ORDER = ("main", "released", "stems", "selection", "efficiency", "sizes", "solvers", "schedules", "objectives")
 HEAD = """# Results
 
 What the studies that ship with the package gave, on the images that ship with it. This page is generated from

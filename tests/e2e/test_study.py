@@ -124,6 +124,7 @@ def test_without_a_name_the_studies_are_listed_and_a_dry_run_writes_nothing(tmp_
     assert "solvers-cpu" in works("study").out
     shown = works("study", "solvers-cpu", "--dry-run", f"--out={tmp_path / 'out'}").out
     assert "6 trainings" in shown
+    assert "device-hours" in shown
     assert "exact, midpoint, 8 steps" in shown
     assert not (tmp_path / "out").exists()
 
