@@ -82,11 +82,13 @@ def _describe(study: Study, runs: Mapping[str, Run], tflops: float, out: Path, c
     (console if console.is_terminal else Console(width=160)).print(table)
     names = ", ".join(spec.name for spec in study.samplers) or "as in its recipe"
     first = next(iter(runs.values())).config.run
-    hours, disk = (sum(values) for values in zip(*((c.hours(tflops), c.disk) for c in costs.values()), strict=True))
+    hours, disk = (
+        sum(values) for values in zip(*((c.hours(tflops), c.disk) for c in costs.values()), strict=True)
+    )
     console.print(
         f"\n{len(runs)} trainings: {len(kinds)} kinds, {seeds} of each; DiDiCM is sampled with: {names}\n"
-        f"multiply-adds: of one image's posterior, by the first sampler; hours: of one training and its measuring, "
-        f"on one device at {tflops:g} TFLOP/s (--tflops); memory: of a training, per device, at {first.precision}\n"
+        "multiply-adds: of one image's posterior, by the first sampler; hours: of one training and its measuring "
+        f"on one device at {tflops:g} TFLOP/s (--tflops); memory: of a training, per device ({first.precision})\n"
         f"in all {_hours(hours)} device-hours and {disk / 1e9:,.2f} GB on disk\n"
         f"results would be in {out}; nothing was written (--dry-run)",
         markup=False,

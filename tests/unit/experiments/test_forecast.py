@@ -15,7 +15,7 @@ def plan():
             "fractions": [0.5, 1.0], "resolutions": [7],
             "settings": {"image.channels": 1, "epochs": 2, "batch_size": 50},
             "methods": [{"name": "standard", "method": "standard"}, {"name": "DiDiCM"}],
-            "samplers": {"8 steps": {"method": "cp", "steps": 8}, "labels": {"method": "cl", "steps": 2, "chains": 3}},
+            "samplers": {"CP": {"method": "cp", "steps": 8}, "CL": {"method": "cl", "steps": 2, "chains": 3}},
             **changes,
         }  # fmt: skip
         return plan_runs(make_study(content, "here"), None, 1, {})[0]
