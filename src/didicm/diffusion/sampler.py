@@ -32,6 +32,7 @@ class Sampler(Settings):
     select: Select = "argmin"
     chains: Natural = 16
     average: Average = "probs"
+    chunk: Natural | None = None  # cl: chains that go through the network at once; by default as memory allows
     time: Fraction = 0.5
     seed: int = 0
     tolerance: NonNegative = 0.0  # cp: an image whose posterior moved less than this stops; 0 takes every step
@@ -66,9 +67,10 @@ class Sampler(Settings):
         return {"cp": self.steps, "cl": self.steps * self.chains, "readout": 1}[self.method]
 
     def identity(self) -> dict[str, Any]:
-        """The method and the settings that it reads, without the seed: what a calibration is tied to."""
+        """The method and the settings that decide its answer, without the seed: what a calibration is tied to."""
         unread = {
             "seed",
+            "chunk",
             *(["floor"] if self.solver == "exact" else []),
             *([] if self.tolerance else ["tolerance"]),
         }

@@ -33,6 +33,8 @@ from didicm.values import Fraction, Natural, coerce
 Select: TypeAlias = Literal["argmin", "argmax", "sample"]
 Average: TypeAlias = Literal["probs", "one-hot"]
 
+# Features and probabilities of the chains that go through the network at once; its layers take a few times that.
+CHUNK_BYTES = 2**28
 NEGLIGIBLE = 1e-6  # difference of two probabilities, in units of the uniform one
 
 
@@ -129,7 +131,7 @@ def sample_cl(
     score_time: ScoreTime = "midpoint",
     floor: bool = False,
     average: Average = "probs",
-    chunk: int = 1024,
+    chunk: int | None = None,
     callback: Callback | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -140,7 +142,7 @@ def sample_cl(
     Args:
         chains: labels per image, N in the paper.
         average: the chains' last transition probabilities, or their one-hot ends as in the paper.
-        chunk: at most this many chains go through the network together.
+        chunk: at most this many chains go through the network together; by default as many as `CHUNK_BYTES` allow.
     """
     times, step = intervals(process.schedule, steps, grid, solver, score_time), solver_step(solver, floor)
     coerce(average, Average, "average")
@@ -170,12 +172,12 @@ def sample_naive(
     grid: Tensor | None = None,
     solver: Solver = "exact",
     score_time: ScoreTime = "midpoint",
-    chunk: int = 1024,
+    chunk: int | None = None,
     callback: Callback | None = None,
 ) -> Posterior:
     """Diffuse the class probabilities by asking about every label at every step (Eq. 6): the slow reference.
 
-    At most `chunk` pairs of an image and a label go through the network together.
+    At most `chunk` pairs of an image and a label go through the network together, as in `sample_cl`.
     """
     times, step = intervals(process.schedule, steps, grid, solver, score_time), solver_step(solver)
     score, p = Scores(model, image, process), uniform_state(image, process)
@@ -192,11 +194,12 @@ def sample_naive(
 
 
 def _label_steps(
-    score: Scores, step: SolverStep, owner: Tensor, label: Tensor, interval: Interval, chunk: int
+    score: Scores, step: SolverStep, owner: Tensor, label: Tensor, interval: Interval, chunk: int | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows, and distributions (chunk, K) of the next label there, of labels (N,) that belong to images (N,)."""
-    coerce(chunk, Natural, "chunk")
-    for rows in torch.split(torch.arange(label.shape[0], device=label.device), chunk):
+    coerce(chunk, Natural | None, "chunk")
+    most = chunk or max(1, CHUNK_BYTES // score.bytes_per_image)
+    for rows in torch.split(torch.arange(label.shape[0], device=label.device), most):
         log_score = score(label[rows], interval.score, owner[rows])
         yield rows, step(score.process, label[rows], log_score, interval)
 

@@ -130,6 +130,12 @@ class Scores:
         self._sums.append((t.time, sums if rows is None else self._zero.to(sums).index_add(0, rows, sums)))
         return log_score
 
+    @property
+    def bytes_per_image(self) -> int:
+        """Memory of the features and the probabilities of one image."""
+        features = (self._features,) if isinstance(self._features, Tensor) else self._features
+        return 4 * self.process.num_classes + sum(x.shape[1:].numel() * x.element_size() for x in features)
+
     def checked(self, probs: Tensor) -> Tensor:
         """Posteriors (B, K) if all their log-scores were finite, else an error that names the step.
 

@@ -1,6 +1,7 @@
 """What a GPU asks of sampling: no waiting inside the steps, one graph, a free batch size, and no float64."""
 
 import logging
+import weakref
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from didicm import DiffusionClassifier, Sampler, StandardClassifier, create_model
-from didicm.diffusion import UniformProcess, sample_cp
+from didicm.diffusion import UniformProcess, sample_cp, sampling
 
 SMALL = {"num_classes": 7, "in_chans": 1}
 TRUNK = {**SMALL, "width": 0.125, "stem": "small"}
@@ -123,6 +124,57 @@ def test_a_posterior_is_one_graph(make_classifier, images, kind):
     classifier = make_classifier(kind)
     found = torch._dynamo.explain(classifier)(images(2))
     assert (found.graph_count, found.graph_break_count) == (1, 0)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside of it take at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in given:
+                storage = x.untyped_storage()
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self.freed, storage.nbytes())
+        self.bytes = max(self.bytes, self.live)
+        return result
+
+    def freed(self, size):
+        self.live -= size
+
+
+@pytest.mark.parametrize("kind", ["score", "posterior", "backbone"])
+def test_memory_bounds_the_chains_of_cl_and_not_their_number(make_classifier, images, kind, monkeypatch):
+    few, many = (make_classifier(kind, Sampler("cl", steps=2, chains=chains)) for chains in (2, 256))
+    features = few.model.encode(images(1))
+    features = features if isinstance(features, tuple) else (features,)
+    per_chain = 4 * 7 + sum(x.numel() * 4 for x in features)
+    # In chunks of 8, many chains take no more than 8 do, but for their labels and random numbers.
+    monkeypatch.setattr(sampling, "CHUNK_BYTES", 8 * per_chain + per_chain // 2)
+    score, batches = many.model.score, []
+    many.model.score = lambda features, label, total: batches.append(len(label)) or score(features, label, total)
+    peaks = []
+    for classifier, settings in ((few, {}), (many, {}), (many, {"chunk": 512})):
+        with Peak() as peak:
+            classifier.posterior(images(2), **settings)
+        peaks.append(peak.bytes)
+    assert batches == [8] * (2 * 512 // 8) + [512, 512]
+    assert peaks[1] < 2.5 * peaks[0] + 100 * 512
+    assert peaks[2] > 10 * peaks[0]
+
+
+@pytest.mark.parametrize("average", ["probs", "one-hot"])
+def test_the_chunk_changes_nothing(make_classifier, images, average):
+    classifier = make_classifier(sampler=Sampler("cl", steps=2, chains=6, average=average))
+    whole = classifier(images(3))
+    for chunk in (1, 4, 5, 18):
+        assert torch.allclose(classifier.posterior(images(3), chunk=chunk).probs, whole, atol=1e-5)
+    assert classifier.sampler.changed(chunk=4).identity() == classifier.sampler.identity()
 
 
 class Toy(nn.Module):
