@@ -5,10 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from didicm.experiments.results import read_plan, read_results
+from didicm.models import cost, create_model
 
 DOCS = Path(__file__).parents[3] / "docs"
+README = DOCS.with_name("README.md")
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,21 @@ def test_no_number_of_the_results_page_was_typed_in(maker, tmp_path, unrendered)
         shutil.copy(DOCS / "results" / path, tmp_path / path)
     assert maker.write_page(tmp_path) == (DOCS / "results.md").read_text(encoding="utf-8")
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*.svg")} == figures
+
+
+def test_the_stem_costs_what_the_documents_say():
+    """Per network call, and for the eight that the paper makes."""
+    with torch.device("meta"):
+        published, resnet = create_model("didirn50", layout="official"), create_model("didirn50_baseline")
+    ours, theirs = ([cost(model, size) for size in (56, 112, 224)] for model in (published, resnet))
+    one, eight = ([a.total(calls) / b.total(1) for a, b in zip(ours, theirs, strict=True)] for calls in (1, 8))
+    a, b, c = (f"{ratio:.1f}" for ratio in one)
+    page, readme = (" ".join(path.read_text(encoding="utf-8").split()) for path in (DOCS / "paper.md", README))
+    assert (
+        f"costs {a} times the multiply-adds of that ResNet-50 at 56 px, {b} times at 112 px and {c} times" in page
+    )
+    assert "its eight calls {:.0f}, {:.0f} and {:.0f} times".format(*eight) in page
+    assert f"costs {a} to {c} times the multiply-adds" in readme
 
 
 def test_results_are_taken_over_with_six_digits_and_nothing_of_the_machine(maker, tmp_path, monkeypatch):

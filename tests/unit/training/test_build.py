@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from didicm import DiffusionClassifier, StandardClassifier, UserError
+from didicm import DiffusionClassifier, StandardClassifier, UserError, official
 from didicm.settings import load_recipe
 from didicm.training.build import build, build_classifier, check_batches, estimate
 from didicm.values import override
@@ -39,6 +39,7 @@ def test_released_settings_give_each_method_its_own_network(name):
     assert (theirs.stem.conv.kernel_size, theirs.stem.conv.stride) == ((7, 7), (2, 2))
     assert theirs.drop_path_rates[-1] == pytest.approx(0.05 if name == "official-strong" else 0)
     assert {load_recipe(name, method).optimizer.weight_decay for method in ("diffusion", "standard")} == {0.01}
+    assert load_recipe(name).sampler == official.SAMPLER
 
 
 @pytest.mark.parametrize("stem", ["resnet", "small"])
