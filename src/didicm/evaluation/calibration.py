@@ -71,7 +71,11 @@ def apply_temperature(probs: Tensor, temperature: float) -> Tensor:
     """Rescale probabilities (N, K) to softmax(log p / T), in their own precision; the ranking stays."""
     if not temperature > 0:
         raise UserError(f"a temperature must be above 0, got {temperature}")
-    probs = check_probs(probs)
+    return temperature_scaled(check_probs(probs), temperature)
+
+
+def temperature_scaled(probs: Tensor, temperature: float) -> Tensor:
+    """`apply_temperature` without its checks, as an exported graph needs it."""
     return (_log(probs) / temperature).softmax(-1).to(probs.dtype)
 
 

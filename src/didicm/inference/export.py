@@ -1,0 +1,194 @@
+"""A classifier as one graph: 8-bit images in, the calibrated posterior out, the sampler's steps unrolled."""
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from didicm.classifier import DiffusionClassifier, Ensemble, Sampler
+from didicm.data.images import stack
+from didicm.errors import UserError, reason
+from didicm.evaluation.calibration import Calibration, find_calibration, temperature_scaled
+from didicm.evaluation.stored import StoredModel, open_model
+from didicm.files import write_files
+from didicm.inference.onnx import IMAGE, PROBS, Metadata, OnnxPredictor
+from didicm.inference.prediction import Array, read_source
+from didicm.inference.predictor import Predictor
+
+Format: TypeAlias = Literal["onnx", "torch"]
+Answer: TypeAlias = Callable[[Array], Array]
+
+BATCH = "batch"  # what the number of images is called
+BATCHES = (1, 2, 5)  # that the exported graph is checked with
+TOLERANCE = 1e-4  # of a probability
+LARGEST = 2**31 - 2**24  # bytes of weights in one ONNX file, whose own limit is 2 GB
+METADATA = "didicm.json"  # inside a .pt2 file
+
+
+class Graph(nn.Module):
+    """From resized 8-bit images (B, H, W, C) to probabilities (B, K): normalisation, sampler, temperature."""
+
+    def __init__(self, model: StoredModel, temperature: float | None) -> None:
+        super().__init__()
+        self.classifier = model.classifier
+        self._transform, self._sampler, self._temperature = model.transform, model.sampler, temperature
+
+    def forward(self, image: Tensor) -> Tensor:
+        seen = self._transform.finish(image.permute(0, 3, 1, 2))
+        probs = self.classifier.posterior(seen, **self._sampler).probs.float()
+        return probs if self._temperature is None else temperature_scaled(probs, self._temperature)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how it was checked."""
+
+    path: Path
+    difference: float  # largest, of a probability, between the file and PyTorch, from image files
+    note: str  # on the calibration
+
+
+def export(
+    model: str | Path | StoredModel,
+    out: str | Path,
+    *,
+    format: Format = "onnx",
+    images: Sequence[str | Path] = (),
+    calibrated: bool = True,
+) -> Exported:
+    """Write a model as one graph, after checking it against PyTorch from image files at several batch sizes.
+
+    Args:
+        model: a run, a model directory, `hf://owner/name`, or an opened model; on the CPU.
+        out: the file to write.
+        format: onnx, for ONNX Runtime; or torch, a .pt2 of torch.export for programs that have PyTorch.
+        images: files to check with; by default some JPEGs are made.
+        calibrated: put the calibration stored with the model into the file, if it fits the settings.
+    """
+    model = model if isinstance(model, StoredModel) else open_model(model, device="cpu")
+    _check_exportable(model, format)
+    calibration, note = None, "calibration left out"
+    if calibrated:
+        calibration, note = find_calibration(model.place, model.posterior)
+    out, metadata, found = Path(out), _metadata(model, calibration), [math.inf]
+    write = {"onnx": _write_onnx, "torch": _write_torch}[format]
+
+    def write_checked(part: Path) -> None:
+        answer = write(_trace(model, metadata.temperature), part, metadata)
+        with tempfile.TemporaryDirectory() as folder:
+            found[0] = _check(Predictor(model, calibration), answer, images or _make_jpegs(Path(folder)))
+
+    write_files(out.parent, {out.name: write_checked})
+    return Exported(out, found[0], note)
+
+
+def _check_exportable(model: StoredModel, format: Format) -> None:
+    for _, sampler in _diffusing(model):
+        if sampler.method == "cl" or (sampler.method == "cp" and sampler.select == "sample"):
+            raise UserError(
+                "a sampler that draws labels at random cannot be exported: choose --sampler.method cp with "
+                "--sampler.select argmin, or readout"
+            )
+    if next(model.classifier.parameters()).device.type != "cpu":
+        raise UserError("models are exported from the CPU: open this one with device cpu")
+    weights = sum(x.numel() * x.element_size() for x in model.classifier.state_dict().values())
+    if format == "onnx" and weights > LARGEST:
+        raise UserError(f"{weights >> 20} MB of weights do not fit into one ONNX file: choose --format torch")
+
+
+def _diffusing(model: StoredModel) -> list[tuple[DiffusionClassifier, Sampler]]:
+    """The diffusion classifiers in a model, each with its sampler as it is asked."""
+    members = model.classifier.members if isinstance(model.classifier, Ensemble) else [model.classifier]
+    return [(x, x.sampler.changed(**model.sampler)) for x in members if isinstance(x, DiffusionClassifier)]
+
+
+def _metadata(model: StoredModel, calibration: Calibration | None) -> Metadata:
+    return Metadata(
+        class_names=model.class_names,
+        transform=model.transform.to_dict(),
+        sampler=[sampler.identity() for _, sampler in _diffusing(model)],
+        schedule=[classifier.process.schedule.to_dict() for classifier, _ in _diffusing(model)],
+        temperature=None if calibration is None else calibration.temperature,
+        conformal={} if calibration is None else {k: rule.to_dict() for k, rule in calibration.conformal.items()},
+        versions={package: version(package) for package in ("didicm", "torch")},
+    )
+
+
+def _trace(model: StoredModel, temperature: float | None) -> ExportedProgram:
+    """The graph, for any number of images."""
+    size, channels = model.transform.size, model.transform.channels
+    example = torch.zeros(2, size, size, channels, dtype=torch.uint8)
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                Graph(model, temperature).eval(),
+                (example,),
+                dynamic_shapes={IMAGE: {0: torch.export.Dim(BATCH)}},
+            )
+    except Exception as error:  # of a network of somebody else's, tracing can raise nearly anything
+        raise UserError(f"torch.export cannot trace this network: {reason(error)}") from error
+
+
+def _write_onnx(program: ExportedProgram, path: Path, metadata: Metadata) -> Answer:
+    try:
+        import onnx_ir
+        import onnxscript  # noqa: F401, what the conversion runs on
+    except ModuleNotFoundError as error:
+        raise UserError('didicm export needs ONNX: pip install "didicm[export]"') from error
+    converted = torch.onnx.export(program, dynamo=True, input_names=[IMAGE], output_names=[PROBS], verbose=False)
+    assert converted is not None
+    graph = converted.model.graph
+    for place in (*graph.inputs, *graph.outputs):
+        place.shape = onnx_ir.Shape([BATCH, *(place.shape or ())[1:]])
+    for node in graph.all_nodes():
+        node.metadata_props.clear()  # where in whose files each came from
+    converted.model.metadata_props.update(metadata.to_strings())
+    converted.save(path, external_data=False)
+    return OnnxPredictor.load(path, "cpu").posterior
+
+
+def _write_torch(program: ExportedProgram, path: Path, metadata: Metadata) -> Answer:
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata.to_strings())})
+    module = program.module()  # the file itself is not read back: that might unpickle
+    return lambda images: module(torch.from_numpy(images)).detach().numpy()
+
+
+def _check(predictor: Predictor, answer: Answer, files: Sequence[str | Path]) -> float:
+    """The largest difference of a probability between the exported graph and PyTorch, each from the files."""
+    largest = 0.0
+    transform = predictor.model.transform
+    for batch in BATCHES:
+        chosen = list(islice(cycle(files), batch))
+        pixels = stack([read_source(file, transform.prepare) for file in chosen])
+        expected = np.stack([prediction.probs.numpy() for prediction in predictor([*chosen])])
+        largest = max(largest, float(np.abs(answer(pixels) - expected).max()))
+    if not largest < TOLERANCE:
+        raise UserError(
+            f"the exported graph differs from PyTorch by {largest:.2g} in a probability, more than {TOLERANCE:g}: "
+            "nothing was written"
+        )
+    return largest
+
+
+def _make_jpegs(folder: Path) -> list[Path]:
+    """A few JPEG files of different sizes, with shapes and noise."""
+    random, paths = np.random.default_rng(0), []
+    for i, size in enumerate(((96, 64), (64, 96), (50, 50), (333, 250), (31, 400))):
+        coarse = Image.fromarray(random.integers(0, 256, (5, 7, 3), dtype=np.uint8))
+        pixels = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC)) + random.normal(0, 10, (*size[::-1], 3))
+        paths.append(folder / f"{i}.jpg")
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(paths[-1], quality=90)
+    return paths

@@ -1,0 +1,134 @@
+"""Run a model that `didicm export` wrote: by ONNX Runtime, without PyTorch."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from PIL import Image
+
+from didicm.data.images import resize_and_crop, to_channels
+from didicm.errors import UserError, did_you_mean, reason
+from didicm.evaluation.label_sets import ConformalRule
+from didicm.inference.prediction import Array, Prediction, Source, read_source
+
+SUFFIX = ".onnx"
+FORMAT = 1
+IMAGE, PROBS = "image", "probs"  # uint8 (B, H, W, C) in, float32 (B, K) out
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What an exported model says of itself: each field is one entry of the file's metadata, as JSON."""
+
+    class_names: list[str]
+    transform: dict[str, Any]  # how an image becomes `IMAGE`, but for the normalisation, which is in the graph
+    sampler: list[dict[str, Any]]  # that the graph unrolls: one per member of an ensemble, none without diffusion
+    schedule: list[dict[str, Any]]  # of the noise, likewise
+    temperature: float | None  # that the graph applies
+    conformal: dict[str, Any]  # rules for sets of classes, by name
+    versions: dict[str, str]
+    format: int = FORMAT
+
+    def to_strings(self) -> dict[str, str]:
+        """As ONNX stores it."""
+        return {name: json.dumps(value, ensure_ascii=False) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_strings(cls, strings: dict[str, str]) -> "Metadata":
+        """As ONNX stores it; what is missing or unknown is an error."""
+        metadata = cls(**{name: json.loads(text) for name, text in strings.items()})
+        if metadata.format != FORMAT:
+            raise ValueError("its format is another than this version of didicm reads")
+        return metadata
+
+
+class OnnxPredictor:
+    """An exported model ready for use, as `Predictor` is: `OnnxPredictor.load("model.onnx")("cat.jpg")`."""
+
+    def __init__(self, session: Any, metadata: Metadata, *, conformal: str = "lac", note: str = "") -> None:
+        self.session, self.metadata, self.note = session, metadata, note
+        self.class_names = metadata.class_names
+        rules = {name: ConformalRule.from_dict(rule) for name, rule in metadata.conformal.items()}
+        if rules and conformal not in rules:
+            raise UserError(f"there are no conformal sets {conformal!r}: {did_you_mean(conformal, rules)}")
+        self.rule = rules.get(conformal)
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto", *, conformal: str = "lac") -> "OnnxPredictor":
+        """Open a file of `didicm export`.
+
+        Args:
+            path: the file.
+            device: cpu or cuda; auto takes a GPU if this ONNX Runtime can use one.
+            conformal: lac (small sets) or aps (sets that adapt to the image).
+        """
+        session = _open_session(Path(path), device)
+        try:
+            metadata = Metadata.from_strings(session.get_modelmeta().custom_metadata_map)
+            calibrated = "not calibrated" if metadata.temperature is None else "calibrated"
+            return cls(session, metadata, conformal=conformal, note=f"{path}: as exported, {calibrated}")
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{path} is no model of didicm export ({reason(error)}): export it again") from error
+
+    @overload
+    def __call__(self, images: Source, *, batch_size: int = ...) -> Prediction: ...
+    @overload
+    def __call__(
+        self, images: list[Source] | tuple[Source, ...], *, batch_size: int = ...
+    ) -> list[Prediction]: ...
+    def __call__(
+        self, images: Source | list[Source] | tuple[Source, ...], *, batch_size: int = 32
+    ) -> Prediction | list[Prediction]:
+        """Predict one image, or a list of them: paths, files, bytes, PIL images, or 8-bit pixels."""
+        if not isinstance(images, (list, tuple)):
+            return self([images])[0]
+        if batch_size < 1:
+            raise UserError(f"batch_size must be at least 1, got {batch_size}")
+        predictions: list[Prediction] = []
+        for start in range(0, len(images), batch_size):
+            predictions += self.predict_batch([self.read(image) for image in images[start : start + batch_size]])
+        return predictions
+
+    def read(self, image: Source) -> Array:
+        """What the graph takes of an image: upright, in its channels and size, 8-bit pixels (H, W, C)."""
+        return read_source(image, self._prepare)
+
+    def posterior(self, images: Array) -> Array:
+        """P(class | image) as (B, K) probabilities of images (B, H, W, C) that `read` made."""
+        probs: Array = self.session.run([PROBS], {IMAGE: images})[0]
+        if not np.isfinite(probs).all():
+            raise FloatingPointError("the model answered with numbers that are not finite: its weights are broken")
+        return probs
+
+    def predict_batch(self, images: Sequence[Array]) -> list[Prediction]:
+        """Predict images that `read` made."""
+        probs = self.posterior(np.stack(images))
+        sets = [None] * len(probs) if self.rule is None else self.rule.contains(probs)
+        return [Prediction.of(row, self.class_names, inside) for row, inside in zip(probs, sets, strict=True)]
+
+    def _prepare(self, image: Image.Image) -> Array:
+        transform = self.metadata.transform
+        size, image = transform["size"], to_channels(image, transform["channels"])
+        image = resize_and_crop(image, size, transform["crop_pct"], transform["interpolation"])
+        return np.asarray(image).reshape(size, size, -1)
+
+
+def _open_session(path: Path, device: str) -> Any:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise UserError(f'{path} needs ONNX Runtime: pip install "didicm[onnx]"') from error
+    if not path.is_file():
+        raise UserError(f"{path} is no file: give one that didicm export wrote")
+    known = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+    usable = [name for name, provider in known.items() if provider in onnxruntime.get_available_providers()]
+    if device != "auto" and device not in usable:
+        raise UserError(f"device {device} cannot be used by this ONNX Runtime: try {' or '.join(usable)}")
+    chosen = reversed(usable) if device == "auto" else [device]
+    try:
+        return onnxruntime.InferenceSession(path, providers=[known[name] for name in chosen])
+    except Exception as error:  # its errors have no common base
+        raise UserError(f"{path} cannot be opened by ONNX Runtime ({reason(error)}): export it again") from error

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from didicm import Predictor, UserError
+from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.label_sets import ConformalRule
+from didicm.inference.onnx import OnnxPredictor
+
+
+@pytest.fixture
+def predictor(onnx_model):
+    return OnnxPredictor.load(onnx_model)
+
+
+@pytest.mark.parametrize("conformal", ["lac", "aps"])
+def test_it_says_what_pytorch_says(conformal, calibrated_model, onnx_model, tmp_path, picture, write):
+    theirs = Predictor.load(calibrated_model, conformal=conformal)
+    ours = OnnxPredictor.load(onnx_model, conformal=conformal)
+    images = [
+        write(tmp_path / "a.jpg", seed=1, size=(50, 41)),
+        (write(tmp_path / "b.png", seed=2, mode="RGBA")).read_bytes(),
+        picture(3, size=(12, 12)),
+        np.asarray(picture(4, mode="L")),
+    ]
+    for one, other in zip(ours(images, batch_size=3), theirs(images), strict=True):
+        np.testing.assert_allclose(one.probs, other.probs, atol=1e-5)
+        assert [name for name, _ in one.classes] == [name for name, _ in other.classes]
+        assert one.conformal_set == other.conformal_set
+        assert one.entropy == pytest.approx(other.entropy, abs=1e-4)
+    assert ours.rule == ConformalRule.from_dict(theirs.rule.to_dict())
+    assert ours(images[0]).classes == ours(images[:1])[0].classes
+    assert ours([]) == []
+
+
+def test_mistakes_are_told_in_a_sentence(predictor, onnx_model, tmp_path, picture):
+    with pytest.raises(UserError, match="cannot be read as an image"):
+        predictor(b"text")
+    with pytest.raises(UserError, match="batch_size must be at least 1"):
+        predictor([picture(0)], batch_size=0)
+    with pytest.raises(UserError, match=r"nothing\.onnx is no file"):
+        OnnxPredictor.load(tmp_path / "nothing.onnx")
+    with pytest.raises(UserError, match="device tpu cannot be used by this ONNX Runtime: try cpu"):
+        OnnxPredictor.load(onnx_model, "tpu")
+    with pytest.raises(UserError, match="no conformal sets 'raps'"):
+        OnnxPredictor.load(onnx_model, conformal="raps")
+    (tmp_path / "text.onnx").write_text("hello")
+    with pytest.raises(UserError, match=r"text\.onnx cannot be opened by ONNX Runtime"):
+        OnnxPredictor.load(tmp_path / "text.onnx")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"class_names": None}, "class_names"),
+        ({"format": "99"}, "format"),
+        ({"transform": "{"}, "no model of didicm"),
+    ],
+)
+def test_a_file_of_somebody_elses_is_refused(changes, says, onnx_model, tmp_path):
+    import onnx
+
+    model = onnx.load(onnx_model)
+    entries = {entry.key: entry.value for entry in model.metadata_props} | changes
+    del model.metadata_props[:]
+    onnx.helper.set_model_props(model, {key: text for key, text in entries.items() if text is not None})
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(UserError, match=says):
+        OnnxPredictor.load(tmp_path / "other.onnx")
+
+
+def test_rules_on_arrays_are_those_on_tensors():
+    import torch
+
+    probs = torch.rand(50, 4).softmax(-1)
+    for method in ("lac", "aps"):
+        rule = Conformal(method, 0.2, 0.7, 30)
+        assert np.array_equal(rule.contains(probs.numpy()), rule.sets(probs).numpy())
