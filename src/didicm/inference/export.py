@@ -84,10 +84,12 @@ def export(
     out, metadata, found = Path(out), _metadata(model, calibration), [math.inf]
     write = {"onnx": _write_onnx, "torch": _write_torch}[format]
 
+    with tempfile.TemporaryDirectory() as folder:
+        cases = _cases(Predictor(model, calibration), images or _make_jpegs(Path(folder)))
+
     def write_checked(part: Path) -> None:
         answer = write(_trace(model, metadata.temperature), part, metadata)
-        with tempfile.TemporaryDirectory() as folder:
-            found[0] = _check(Predictor(model, calibration), answer, images or _make_jpegs(Path(folder)))
+        found[0] = _largest_difference(answer, cases)
 
     write_files(out.parent, {out.name: write_checked})
     return Exported(out, found[0], note)
@@ -166,15 +168,19 @@ def _write_torch(program: ExportedProgram, path: Path, metadata: Metadata) -> An
     return lambda images: module(torch.from_numpy(images)).detach().numpy()
 
 
-def _check(predictor: Predictor, answer: Answer, files: Sequence[str | Path]) -> float:
-    """The largest difference of a probability between the exported graph and PyTorch, each from the files."""
-    largest = 0.0
-    transform = predictor.model.transform
+def _cases(predictor: Predictor, files: Sequence[str | Path]) -> list[tuple[Array, Array]]:
+    """For each size of batch what the graph sees of the files, and what PyTorch says about the files."""
+    cases = []
     for batch in BATCHES:
         chosen = list(islice(cycle(files), batch))
-        pixels = stack([read_source(file, transform.prepare) for file in chosen])
-        expected = np.stack([prediction.probs.numpy() for prediction in predictor([*chosen])])
-        largest = max(largest, float(np.abs(answer(pixels) - expected).max()))
+        pixels = stack([read_source(file, predictor.model.transform.prepare) for file in chosen])
+        cases.append((pixels, np.stack([prediction.probs.numpy() for prediction in predictor([*chosen])])))
+    return cases
+
+
+def _largest_difference(answer: Answer, cases: Sequence[tuple[Array, Array]]) -> float:
+    """Of a probability; one that is too large is an error."""
+    largest = max(float(np.abs(answer(pixels) - expected).max()) for pixels, expected in cases)
     if not largest < TOLERANCE:
         raise UserError(
             f"the exported graph differs from PyTorch by {largest:.2g} in a probability, more than {TOLERANCE:g}: "
