@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 from PIL import Image
 
-from didicm.data.images import resize_and_crop, to_channels
+from didicm.data.decode import resize_and_crop, to_channels
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.prediction import Array, Prediction, Source, read_source
