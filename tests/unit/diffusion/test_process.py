@@ -234,3 +234,14 @@ def test_any_logits_are_safe_in_float32(t):
 def test_a_process_needs_two_classes():
     with pytest.raises(ValueError, match="at least 2 classes"):
         UniformProcess(1)
+
+
+@pytest.mark.parametrize("K", [2, 3, 10, 1000, 1024, 21_841])
+def test_redrawn_labels_are_exact_without_float64(K):
+    u = torch.tensor([0, 1, 2**23, 2**24 - 1]) / 2**24
+    u = torch.cat([u, torch.rand(10_000, generator=torch.Generator().manual_seed(K))])
+    draws = torch.stack([torch.zeros_like(u), u, torch.zeros_like(u)], -1)
+    process = UniformProcess(K, LogLinear(min(1e-3, 1 / K)))
+    label = process.sample_label(torch.zeros(len(u), dtype=torch.long), torch.ones_like(u), draws)
+    assert torch.equal(label, (u.double() * K).long())
+    assert label.max() == K - 1

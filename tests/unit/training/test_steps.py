@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from didicm import UserError
 from didicm.classifier import Loss
@@ -20,42 +21,51 @@ def behind(monkeypatch):
     return lambda: monkeypatch.setattr(steps, "works_behind", lambda device: True)
 
 
-class HostReads(TorchDispatchMode):
-    """Counts the numbers that the host reads from the device.
+class DeviceWatch(TorchDispatchMode):
+    """Counts the numbers that the host reads from the device, and refuses float64, which Apple's GPUs do not have.
 
-    The optimisers' counts of steps do not: PyTorch and timm keep them on the host, and read them by `_get_value`.
+    The optimisers' counts of steps are no such numbers: PyTorch and timm keep them on the host (`_get_value`).
     """
 
-    count = 0
+    reads = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        wide = [x for x in tree_leaves((args, result)) if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
+        assert not wide, function
         if function is torch.ops.aten._local_scalar_dense.default:
             frame, readers = sys._getframe(), set()
             while frame := frame.f_back:
                 readers.add(frame.f_code.co_name)
-            self.count += "_get_value" not in readers
-        return function(*args, **(kwargs or {}))
+            self.reads += "_get_value" not in readers
+        return result
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "sgd"])
-@pytest.mark.parametrize("method", ["diffusion", "standard"])
-def test_between_two_readings_the_host_reads_nothing(precision, optimizer, method, train, behind):
+SCORE = {"model_args__parameterization": "score", "label_proposal": 0}
+KINDS = {"posterior": {}, "score": SCORE, "standard": {"method": "standard"}}
+
+
+@pytest.mark.parametrize(("optimizer", "other"), [("adamw", "lamb"), ("lamb", "sgd"), ("sgd", "adamw")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_between_two_readings_the_host_reads_nothing_and_no_number_is_float64(
+    optimizer, other, kind, train, behind
+):
     behind()
-    reads, seen = HostReads(), []
+    for name, precision in ((optimizer, "32-true"), (other, "bf16-mixed")):
+        watch, seen = DeviceWatch(), []
 
-    def count(done, total):
-        if done == 1:
-            reads.__enter__()
-        seen.append(reads.count)
-        if done == total:
-            reads.__exit__(None, None, None)
+        def count(done, total, watch=watch, seen=seen):
+            if done == 1:
+                watch.__enter__()
+            seen.append(watch.reads)
+            if done == total:
+                watch.__exit__(None, None, None)
 
-    changes = {"optimizer__name": optimizer, "method": method, "run__precision": precision, "optimizer__ema": 0.9}
-    changes |= {"augment__mixup": 0.2, "augment__cutmix": 1.0, "balance": "weights", "accumulate": 2}
-    train(on_step=count, run__log_seconds=1e9, **changes)
-    assert seen[:4] == [0, 0, 0, 0]
-    assert seen[4] > 0  # the last step of an epoch is read
+        changes = {"optimizer__name": name, "run__precision": precision, "optimizer__ema": 0.9, **KINDS[kind]}
+        changes |= {"augment__mixup": 0.2, "augment__cutmix": 1.0, "balance": "weights", "accumulate": 2}
+        train(precision, on_step=count, run__log_seconds=1e9, **changes)
+        assert seen[:4] == [0, 0, 0, 0]
+        assert seen[4] > 0  # the last step of an epoch is read
 
 
 def state_of(run):
