@@ -24,7 +24,7 @@ def keys(name, method):
 
 
 def test_every_study_has_both_forms():
-    names = ("main", "selection", "sizes", "efficiency", "solvers", "schedules", "objectives")
+    names = ("main", "selection", "sizes", "efficiency", "solvers", "schedules", "objectives", "released", "stems")
     assert set(list_studies()) == {f"{name}-{form}" for name in names for form in ("cpu", "imagenet")}
 
 
