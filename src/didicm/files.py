@@ -1,41 +1,104 @@
 """Files that are either as they were or as they should be: one way to write, to read JSON and YAML, to digest."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 
 from didicm.errors import UserError, reason
+from didicm.locks import lock, opened
 
 Write = Callable[[Path], object]
+SAVING = ".saving-"
 
 
 def write_files(directory: str | Path, writers: Mapping[str, Write | str | bytes]) -> None:
     """Write all files under temporary names, then move them in place: a full disk or a crash leaves the old ones.
 
-    A value is the content, or a function that writes the file at the path it is given.
+    A value is the content, or a function that writes the file at the path it is given. A link is replaced, not
+    followed.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory) as scratch:
-        for name, content in writers.items():
-            part = Path(scratch) / name
-            if isinstance(content, str):
-                part.write_text(content, encoding="utf-8")
-            elif isinstance(content, bytes):
-                part.write_bytes(content)
-            else:
-                content(part)
-            part.chmod(0o666 & ~_umask())  # some libraries write files that only their owner may read
-            with open(part, "rb") as file:
-                os.fsync(file.fileno())
-        for name in writers:
-            os.replace(Path(scratch) / name, directory / name)
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        with _scratch(directory) as scratch:
+            for name, content in writers.items():
+                part = scratch / name
+                if isinstance(content, str):
+                    part.write_text(content, encoding="utf-8")
+                elif isinstance(content, bytes):
+                    part.write_bytes(content)
+                else:
+                    content(part)
+                part.chmod(0o666 & ~_umask())  # some libraries write files that only their owner may read
+                with open(part, "rb") as file:
+                    os.fsync(file.fileno())
+            for name in writers:
+                os.replace(scratch / name, directory / name)
+
+
+@contextmanager
+def writing(place: str | Path) -> Iterator[None]:
+    """What keeps a file from being written, told with what to do about it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        told = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+        full = any(os.strerror(number) in told for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+        remedy = "make room, then run the same command again" if full else "give another place to write to"
+        raise UserError(f"{place} cannot be written ({told}): {remedy}") from error
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Remove what killed processes left of files they were writing here, unless somebody is writing now."""
+    with suppress(OSError), opened(directory) as handle:
+        _clear(directory, handle)
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """A folder for files that are not whole yet; as long as it is in use, nobody takes it for a leftover."""
+    with opened(directory) as handle:
+        with suppress(OSError):  # not every file system can lock a folder: then leftovers stay
+            _clear(directory, handle)
+            lock(handle, fcntl.LOCK_SH)
+        with tempfile.TemporaryDirectory(prefix=SAVING, dir=directory) as scratch:
+            yield Path(scratch)
+
+
+def _clear(directory: Path, handle: int) -> None:
+    if lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        for left in directory.glob(f"{SAVING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+# Nothing of a user's is replaced: what a command may replace, it knows by its content.
+
+SOFTWARE = {"Software": "didicm"}  # stands in every PNG that a command writes
+
+
+def check_replaceable(path: Path, is_ours: Callable[[Path], bool], option: str, *, force: bool) -> None:
+    """Refuse to replace a file that is not of the kind that the command writes, and any link."""
+    if not force and os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not is_ours(path)):
+        remedy = f"give another {option}" if option else "move it away"
+        raise UserError(f"{path} was not made by this command: {remedy}, or replace it with --force")
+
+
+def is_our_picture(path: Path) -> bool:
+    """Whether a command wrote this PNG."""
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    return head.startswith(b"\x89PNG") and b"Software\0didicm" in head
 
 
 def to_json(values: Any) -> str:

@@ -1,10 +1,14 @@
 """`didicm train` as a user runs it: to the end, stopped, killed, resumed, in several processes, with mistakes."""
 
+import contextlib
 import io
 import json
 import os
+import resource
 import shlex
+import shutil
 import signal
+import socket
 import tarfile
 import time
 from pathlib import Path
@@ -16,7 +20,10 @@ from PIL import Image
 
 import didicm
 from didicm.cli.__main__ import main
+from didicm.errors import UserError
+from didicm.locks import held
 from didicm.settings import load_recipe, recipes
+from didicm.training.loop import HELD
 from didicm.training.state import load_state
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "didicm.cli")
@@ -84,7 +91,9 @@ def test_killed_and_resumed_ends_with_the_same_bits(
     train(whole, **settings)
 
     def position():
-        return load_state(killed)[0].step if (killed / "state" / "state.safetensors").exists() else 0
+        with contextlib.suppress(UserError):  # it may be replaced while we read it
+            return load_state(killed)[0].step if (killed / "state" / "state.safetensors").exists() else 0
+        return 0
 
     for moment in (1, 11):  # in the first epoch, and after a validation
         process = start_didicm("train", *train_flags(killed, **settings))
@@ -92,11 +101,15 @@ def test_killed_and_resumed_ends_with_the_same_bits(
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert not load_state(killed)[0].finished
+    for place in ("", "state", "last", "best"):  # as a kill in the middle of writing leaves it
+        (killed / place / ".saving-x").mkdir(parents=True)
+        (killed / place / ".saving-x" / "model.safetensors").touch()
     assert f"resuming from step {position()} of 20" in works("train", *train_flags(killed, **settings)).out
     assert_same(weights_of(whole), weights_of(killed))
     assert_same(weights_of(whole, "best"), weights_of(killed, "best"))
     steps = [n["step"] for n in metrics_of(killed) if "loss" in n]
     assert steps == list(range(1, 21))
+    assert not list(killed.rglob(".saving-*"))
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +150,36 @@ def test_two_processes_with_workers_that_are_all_told_at_once_save_too(tmp_path,
     printed, trouble = process.communicate()
     assert "stopped and saved" in printed, trouble
     assert load_state(tmp_path / "run")[0].step > 0
+
+
+def test_a_second_training_in_one_folder_is_told_who_has_it(tmp_path, fails, train_flags):
+    with held(tmp_path / "run", HELD):
+        error = fails("train", *train_flags(tmp_path / "run"))
+    assert f"{tmp_path / 'run'} is in use by pid {os.getpid()} on {socket.gethostname()} since " in error
+    assert os.listdir(tmp_path / "run") == [HELD]
+
+
+@pytest.mark.parametrize("room", [0, 50_000], ids=["nothing fits", "weights do not fit"])
+def test_on_a_full_disk_it_ends_with_one_sentence_and_the_run_goes_on_later(
+    room, tmp_path, train, fails, works, weights_of, assert_same
+):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train(run, epochs=1)
+    shutil.copytree(run, whole)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        error = fails("train", "--out", run, "--epochs=2", "--extend")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(run) in error
+    assert "cannot be written (" in error
+    assert "make room, then run the same command again" in error
+    assert_same(weights_of(whole), weights_of(run))
+    assert not list(run.rglob(".saving-*"))
+    for folder in (whole, run):
+        works("train", "--out", folder, "--epochs=2", "--extend")
+    assert_same(weights_of(whole), weights_of(run))
 
 
 def test_a_run_that_exists_names_the_one_setting_that_differs(tmp_path, train, fails, works, train_flags):

@@ -317,7 +317,7 @@ def test_a_failed_save_leaves_the_old_model(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("didicm.checkpoint.save_file", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         save(classifiers()["standard"], tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     assert torch.equal(load(tmp_path).classifier(image), expected)

@@ -14,7 +14,7 @@ from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read
 from didicm.text import Console, quoted
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric
-from didicm.training.loop import BEST, CONFIG, LAST, train
+from didicm.training.loop import BEST, CONFIG, HELD, LAST, train
 from didicm.training.state import STATE, has_state, load_state
 from didicm.training.tracking import METRICS
 from didicm.values import flatten, override, setting_types
@@ -56,12 +56,12 @@ def main(argv: list[str]) -> int:
     folder, console = Path(config.out), Console(soft_wrap=True)
     if (folder / CONFIG).is_file():
         config = resume(folder, config, stated(options, given), extend=options.extend)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {HELD}):
         raise UserError(f"{folder} is in use and holds no run: give another --out")
     if options.dry_run:
         show_plan(config, console)
         return 0
-    if has_state(folder) and load_state(folder)[0].finished and config.epochs == read_stored(folder).epochs:
+    if is_finished(folder, config):
         console.print(f"{folder} is finished; its best model is in {folder / BEST}")
         return 0
     if config.balance != "none":
@@ -82,6 +82,14 @@ def main(argv: list[str]) -> int:
         )
     console.print(f"best model: {folder / BEST}   last: {folder / LAST}   numbers: {folder / METRICS}")
     return 0
+
+
+def is_finished(folder: Path, config: TrainConfig) -> bool:
+    """Whether there is nothing left to do; a run that is being extended has settings ahead of its state."""
+    if not has_state(folder):
+        return False
+    progress = load_state(folder)[0]
+    return progress.finished and config.epochs == (progress.epochs or read_stored(folder).epochs)
 
 
 def resolve(options: TrainOptions, given: Mapping[str, Any]) -> TrainConfig:

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
 from rich.console import Console
 
 from didicm.errors import UserError, reason
-from didicm.experiments.execute import RESULT, execute, locked, read_run
+from didicm.experiments.execute import RESULT, execute, read_run
+from didicm.locks import HeldError, held
 from didicm.settings import RunConfig
 
 POLL = 0.5  # seconds between looks at jobs
@@ -137,9 +137,9 @@ def _run_through_submitit(
 def is_running(folder: Path) -> bool:
     """Whether a job that an earlier command submitted is at this run."""
     try:
-        with locked(Path(read_run(folder).config.out), wait=False):
+        with held(Path(read_run(folder).config.out)):
             return False
-    except Timeout:
+    except HeldError:
         return True
 
 

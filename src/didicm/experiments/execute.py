@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -15,7 +14,6 @@ from subprocess import PIPE, Popen
 from typing import IO
 
 import numpy as np
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from didicm.data import ArraySet, ImageSet, UnreadableImageError, is_small, stratified_split
@@ -24,6 +22,7 @@ from didicm.experiments.measure import measure
 from didicm.experiments.results import RunResult
 from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
+from didicm.locks import held
 from didicm.signals import STOPPING
 from didicm.training.build import RunComponents, build, check_batches
 from didicm.training.loop import BEST, train
@@ -32,7 +31,7 @@ from didicm.training.state import STATE, has_state
 RUNS = "runs"  # folder of trainings, which studies share
 # Files of a run's folder: what is to be done, as long as it is, what came out, and how far it is.
 RUN, RESULT, PROGRESS = "run.json", "result.json", "progress"
-TRAINED, ERROR, LOG, LOCK = "trained.json", "error.txt", "train.log", ".lock"  # of a training
+TRAINED, ERROR, LOG = "trained.json", "error.txt", "train.log"  # of a training
 SHORT = 10_000  # steps
 
 
@@ -78,25 +77,13 @@ def execute(folder: Path) -> None:
     run = read_run(folder)
     try:
         # A job left over from a killed owner may be at it: then we wait, and find the run done.
-        with locked(Path(run.config.out), wait=True):
+        with held(Path(run.config.out), wait=True):
             if (folder / RUN).exists() and not (folder / RESULT).exists():
                 components, test = resize_once(*prepare(run))
                 seconds = _train_or_resume(run, components, folder)
                 write_files(folder, {RESULT: to_json(measure(run, components, test, seconds, folder).to_dict())})
-    except UserError as error:
-        raise UserError(f"{run}: {error}") from error
-
-
-def locked(folder: Path, *, wait: bool) -> AbstractContextManager[object]:
-    """Hold a folder against other processes, until this one ends; else wait, or raise `filelock.Timeout`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        return FileLock(folder / LOCK).acquire(timeout=-1 if wait else 0, poll_interval=0.2)
-    except Timeout:
-        raise
-    except (NotImplementedError, OSError) as error:
-        remedy = "give an --out on a file system with locks"
-        raise UserError(f"files in {folder} cannot be locked ({reason(error)}): {remedy}") from error
+    except (UserError, OSError) as error:
+        raise UserError(f"{run}: {reason(error)}") from error
 
 
 def prepare(run: Run) -> tuple[RunComponents, ImageSet]:

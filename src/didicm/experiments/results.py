@@ -16,7 +16,7 @@ from didicm.errors import UserError, reason
 from didicm.experiments.migrate import OLD_PLAN, migrate_plan, migrate_result
 from didicm.experiments.spec import Condition, Study
 from didicm.experiments.study_file import make_study
-from didicm.files import read_json, to_json, write_files
+from didicm.files import read_json, to_json, write_files, writing
 
 FORMAT = 2
 STUDY, RESULTS = "study.json", "results.jsonl"
@@ -156,7 +156,7 @@ def append_result(folder: Path, result: RunResult) -> None:
     if any(known.key == result.key for known in read_results(folder)):
         return
     whole = len(_whole_lines(folder))
-    with open(folder / RESULTS, "ab") as file:
+    with writing(folder / RESULTS), open(folder / RESULTS, "ab") as file:
         file.truncate(whole)
         file.write(_line(result).encode())
         file.flush()

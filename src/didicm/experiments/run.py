@@ -1,28 +1,24 @@
 """Run a study: one owner per folder hands the runs that are left to an executor and stores what they give."""
 
-import os
-import socket
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from filelock import Timeout
 from rich.console import Console
 
 from didicm.errors import UserError
-from didicm.experiments.execute import LOCK, close_run, locked, prepare, read_result, read_share, write_run
+from didicm.experiments.execute import close_run, prepare, read_result, read_share, write_run
 from didicm.experiments.executors import make_executor
 from didicm.experiments.results import Plan, RunResult, append_result, read_plan, read_results, write_plan
 from didicm.experiments.spec import Run, Study
-from didicm.files import read_json, to_json, write_files
+from didicm.locks import LOCK, held
 from didicm.progress import ProgressDisplay
 from didicm.signals import interrupted
 
-OWNER, JOBS = "owner.json", "jobs"
+JOBS = "jobs"
 POLL, QUIET = 1.0, 20.0  # seconds between looks at the runs' folders; without a line, where there is no bar
 
 
@@ -65,7 +61,7 @@ def run_study(
     first = next(iter(runs.values())).config.run
     jobs = min(jobs, max(1, len(left)))
     run_all = make_executor(executor, jobs, first, cluster or {}, out / JOBS, console)
-    with owned(home, command):
+    with held(home, command=command):
         write_plan(out, stored.extended(plan) if stored and done else plan)
         if left:
             folders = {key: write_run(out, home, run) for key, run in left.items()}
@@ -116,32 +112,10 @@ def check_runs(runs: Mapping[str, Run]) -> None:
             raise UserError(f"{run.condition}: {error}") from error
 
 
-@contextmanager
-def owned(folder: Path, command: str = "") -> Iterator[None]:
-    """Be the only process that runs a study in a folder; the system frees it, however this process ends."""
-    about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%H:%M"), "command": command}
-    try:
-        lock = locked(folder, wait=False)
-    except Timeout:
-        told = f"{folder} is being run by {_owner(folder)}: wait for it, or give another --out"
-        raise UserError(told) from None
-    with lock:
-        write_files(folder, {OWNER: to_json(about)})
-        yield
-
-
-def _owner(folder: Path) -> str:
-    try:
-        about = read_json(folder / OWNER, "")
-        return f"pid {about['pid']} on {about['host']} since {about['since']} ({about['command']})"
-    except (UserError, KeyError, TypeError):  # it is just starting
-        return "another process"
-
-
 def _check_folder(out: Path) -> Plan | None:
     """What the folder was started with; one that holds something else is left alone."""
     plan = read_plan(out)
-    others = {path.name for path in out.iterdir()} - {LOCK, OWNER} if out.is_dir() else out.exists()
+    others = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()
     if plan is None and others:
         raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
     return plan

@@ -1,6 +1,7 @@
 """Devices and processes through lightning-fabric; with fsdp every process holds a part of each weight."""
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
@@ -91,6 +92,18 @@ def agree(fabric: Fabric, *wishes: bool) -> list[bool]:
 def _hosts() -> Any:
     """A group of the processes' hosts: what they agree on never waits for a GPU."""
     return distributed.new_group(backend="gloo")
+
+
+def first_alone(fabric: Fabric, act: Callable[[], object]) -> None:
+    """Let the first process do something while the others wait; if it cannot, all end, and it alone says why."""
+    failure: UserError | None = None
+    if fabric.is_global_zero:
+        try:
+            act()
+        except UserError as error:
+            failure = error
+    if agree(fabric, failure is not None)[0]:
+        raise failure or SystemExit(2)
 
 
 def gather(state: Any) -> Any:

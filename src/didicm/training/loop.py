@@ -2,8 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -13,18 +15,20 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from didicm.checkpoint import save
-from didicm.classifier import Loss
+from didicm.classifier import Classifier, Loss
 from didicm.data import Loader, Mixer, make_loader
 from didicm.data.randomness import keys
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import evaluate
-from didicm.files import write_files
+from didicm.files import clear_leftovers, write_files
+from didicm.locks import held
 from didicm.settings import TrainConfig, to_yaml
 from didicm.signals import stoppable
 from didicm.training.build import RunComponents, build, check_batches
 from didicm.training.devices import (
     agree,
+    first_alone,
     gather,
     gather_rows,
     make_fabric,
@@ -33,11 +37,12 @@ from didicm.training.devices import (
     share_statistics,
     tune,
 )
-from didicm.training.state import TrainState, has_state
+from didicm.training.state import STATE, TrainState, has_state
 from didicm.training.steps import Steps, make_optimizer, make_scheduler
 from didicm.training.tracking import Tracker
 
 CONFIG, LAST, BEST = "config.yaml", "last", "best"
+HELD = ".train.lock"  # by the process that trains
 
 OnStep = Callable[[int, int], object]  # is told the steps done and to do
 
@@ -67,6 +72,15 @@ def train(
     if run.class_weight is not None:
         run = replace(run, class_weight=run.class_weight.to(fabric.device))
     folder, console = Path(config.out), console or Console(soft_wrap=True)
+    with ExitStack() as until_the_end:
+        first_alone(fabric, lambda: until_the_end.enter_context(held(folder, HELD)))
+        return _train(config, run, fabric, folder, on_step, console)
+
+
+def _train(
+    config: TrainConfig, run: RunComponents, fabric: Fabric, folder: Path, on_step: OnStep | None, console: Console
+) -> Path:
+    """The loop itself, in a folder that nobody else trains in."""
     loader = _training_loader(config, run, fabric)
     steps_per_epoch = loader.batches_per_epoch // config.accumulate
     total_steps = config.epochs * steps_per_epoch
@@ -86,11 +100,9 @@ def train(
         plain_optimizer.load_state_dict(scatter(optimizer_state, plain_optimizer))
     optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(plain_optimizer))
     scheduler = make_scheduler(config, plain_optimizer, steps_per_epoch, total_steps)
-    if fabric.is_global_zero:
-        write_files(folder, {CONFIG: to_yaml(config)})
-        if resumed:
-            console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
-    fabric.barrier()
+    first_alone(fabric, lambda: _open_folder(folder, config))
+    if resumed and fabric.is_global_zero:
+        console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
 
     steps = Steps(state, optimizer, fabric)
     silent, saved = not fabric.is_global_zero, time.monotonic()
@@ -144,12 +156,9 @@ def train(
                         metrics = _validate(config, run, state, fabric, tracker, epoch + 1)
                         score = (-metrics["cls/Acc"], metrics["cls/NLL"])
                         better = progress.best is None or score < (-progress.best[0], progress.best[1])
-                        if fabric.is_global_zero:
-                            for name in (LAST, BEST) if better else (LAST,):
-                                transform = run.eval_transform.to_dict()
-                                save(classifier, folder / name, class_names=run.class_names, transform=transform)
+                        places = [folder / name for name in ((LAST, BEST) if better else (LAST,))]
+                        first_alone(fabric, partial(_keep, run, classifier, places))
                         progress.best = [-score[0], score[1]] if better else progress.best
-                    fabric.barrier()
 
                 # Save, but only what was read; else the next step is
                 saving = time.monotonic() - saved >= config.run.save_seconds
@@ -164,7 +173,7 @@ def train(
                 read = steps.must_read(stopping or saving or logging or last_of_epoch)
             progress.unreadable = len(loader.skipped)
             tracker.unreadable([skip.reason for skip in loader.skipped])
-    progress.finished = True
+    progress.finished, progress.epochs = True, config.epochs
     state.save(folder, optimizer, fabric)
     return folder
 
@@ -174,6 +183,18 @@ def _batches_from(step: int, loader: Loader, steps_per_epoch: int) -> Iterator[t
     epoch, done = divmod(step, steps_per_epoch)
     loader.set_epoch(epoch, done * (loader.batches_per_epoch // steps_per_epoch))
     return iter(loader)
+
+
+def _open_folder(folder: Path, config: TrainConfig) -> None:
+    """Keep the settings, and remove what a killed process left."""
+    write_files(folder, {CONFIG: to_yaml(config)})
+    for place in (folder / LAST, folder / BEST, (folder / STATE).parent):
+        clear_leftovers(place)
+
+
+def _keep(run: RunComponents, classifier: Classifier, places: Sequence[Path]) -> None:
+    for place in places:
+        save(classifier, place, class_names=run.class_names, transform=run.eval_transform.to_dict())
 
 
 def _batch(

@@ -20,11 +20,11 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from didicm.classifier import Classifier
-from didicm.errors import UserError
+from didicm.errors import UserError, reason
 from didicm.files import write_files
 from didicm.settings import TrainConfig
 from didicm.training.build import build_classifier
-from didicm.training.devices import gather, is_sharded, prepare_network
+from didicm.training.devices import first_alone, gather, is_sharded, prepare_network
 
 STATE = "state/state.safetensors"
 
@@ -38,6 +38,7 @@ class Progress:
     skipped_steps: int = 0  # steps that half precision could not take
     unreadable: int = 0  # training images that could not be read
     finished: bool = False
+    epochs: int | None = None  # that it was finished after; None in runs of version 0.1.0
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,9 @@ class TrainState:
         """Write all that the run needs to go on, in one file; all processes take part."""
         weights = {"model": gather(self.classifier.model.state_dict())}
         optimizer_state = gather(optimizer.optimizer.state_dict())
-        if fabric.is_global_zero:
-            if self.ema is not None:
-                weights["ema"] = self.ema.module.state_dict()
-            save_state(folder, self.progress, weights, optimizer_state)
-        fabric.barrier()
+        if self.ema is not None:
+            weights["ema"] = self.ema.module.state_dict()
+        first_alone(fabric, lambda: save_state(folder, self.progress, weights, optimizer_state))
 
     def restore(self, folder: Path) -> dict[str, Any]:
         """Go on from what was saved; returns the optimiser's state."""
@@ -147,8 +146,11 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, dict[str, Tensor]], di
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         progress = Progress(**json.loads(metadata["position"]))
         optimizer = _join(json.loads(metadata["optimizer"]), tensors)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}): delete the run and start it again") from error
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        told = f"{path} is damaged, or just being replaced ({reason(error)})"
+        raise UserError(
+            f"{told}: unless another process trains here, delete the run and start it again"
+        ) from error
     weights: dict[str, dict[str, Tensor]] = {}
     for name, x in tensors.items():
         part, _, key = name.partition("/")

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from didicm.errors import UserError
-from didicm.files import write_files
+from didicm.files import write_files, writing
 from didicm.progress import ProgressDisplay
 from didicm.settings import RunConfig
 
@@ -38,7 +38,8 @@ class Tracker:
         if silent:
             return
         forget_after(folder, start)
-        self._file = open(folder / METRICS, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in __exit__)
+        with writing(folder / METRICS):
+            self._file = open(folder / METRICS, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in __exit__)
         if config.tensorboard:
             self._writers.append(_tensorboard(folder))
         if config.wandb:
@@ -108,7 +109,8 @@ class Tracker:
 
     def write(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl, and tell the other writers."""
-        self._file.write(json.dumps({"step": step, **numbers}) + "\n")
+        with writing(self._folder / METRICS):
+            self._file.write(json.dumps({"step": step, **numbers}) + "\n")
         for write in self._writers:
             write(step, {name: value for name, value in numbers.items() if isinstance(value, (int, float))})
 

@@ -50,7 +50,7 @@ def test_an_interrupted_save_leaves_the_old_file(stored, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("didicm.evaluation.store.save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match="disk full"):
         save_posteriors(stored, *simulate(5, 3, seed=1), NAMES)
     assert stored.read_bytes() == before
     assert [path.name for path in stored.parent.iterdir()] == [stored.name]

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from didicm.errors import UserError
 from didicm.experiments.clusters import Job, is_running
-from didicm.experiments.execute import locked, read_run, write_run
 from didicm.experiments.execute import main as train_as_one_of_several
+from didicm.experiments.execute import read_run, write_run
 from didicm.experiments.executors import gpu_shares, make_executor
 from didicm.experiments.results import RESULTS, read_results
 from didicm.experiments.run import run_study
+from didicm.locks import held
 from didicm.settings import RunConfig
 from didicm.signals import interrupted
 
@@ -152,7 +153,7 @@ def test_submitit_tells_of_a_failed_job_while_others_go_on_and_nothing_is_traine
 def test_what_a_job_of_an_earlier_command_is_at_is_not_submitted(tiny, tmp_path):
     folder = write_run(tmp_path, tmp_path, tiny().runs("fashion-mini", 1)[0])
     assert not is_running(folder)
-    with locked(Path(read_run(folder).config.out), wait=True):
+    with held(Path(read_run(folder).config.out)):
         assert is_running(folder)
 
 

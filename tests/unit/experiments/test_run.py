@@ -4,7 +4,6 @@ import shutil
 import signal
 import socket
 
-import filelock
 import pytest
 import torch
 from rich.console import Console
@@ -13,11 +12,12 @@ from didicm.data import make_loader
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.store import load_posteriors
-from didicm.experiments.execute import execute, locked, prepare, read_result, resize_once, write_run
+from didicm.experiments.execute import execute, prepare, read_result, resize_once, write_run
 from didicm.experiments.measure import final_epochs_gain
 from didicm.experiments.results import RESULTS, read_plan, read_results
-from didicm.experiments.run import owned, plan_runs, run_study
+from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import PICTURES
+from didicm.locks import HeldError, held
 
 
 @pytest.fixture
@@ -61,13 +61,9 @@ def test_what_is_done_is_not_run_again(tiny, whole):
 
 
 def test_a_second_owner_is_told_who_the_first_is(tiny, tmp_path):
-    first = (
-        rf"being run by pid {os.getpid()} on {socket.gethostname()} since \d\d:\d\d \(didicm compare --seeds 2\)"
-    )
-    with owned(tmp_path, "didicm compare --seeds 2"), pytest.raises(UserError, match=first):
+    first = rf"in use by pid {os.getpid()} on {socket.gethostname()} since .* \(didicm compare --seeds 2\): wait"
+    with held(tmp_path, command="didicm compare --seeds 2"), pytest.raises(UserError, match=first):
         run_study(tiny(), tmp_path)
-    with owned(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGUSR1], ids=lambda stop: stop.name)
@@ -80,19 +76,8 @@ def test_a_schedulers_signal_saves_the_training_and_frees_the_folder(stop, tiny,
         run_study(tiny({"epochs": 100_000}), tmp_path, console=console)
     assert "the same command goes on" in console.export_text()
     assert list(tmp_path.glob("runs/*/state/*"))
-    with owned(tmp_path):
+    with held(tmp_path):
         pass
-
-
-def test_without_file_locks_it_says_so(tiny, tmp_path, monkeypatch):
-    def refuse(self, **options):
-        raise NotImplementedError("no flock")
-
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
-    with pytest.raises(
-        UserError, match=r"cannot be locked \(no flock\): give an --out on a file system with locks"
-    ):
-        run_study(tiny(), tmp_path)
 
 
 def test_a_run_that_another_job_is_at_is_waited_for(tiny, tmp_path):
@@ -104,7 +89,7 @@ def test_a_run_that_another_job_is_at_is_waited_for(tiny, tmp_path):
     assert (folder / "result.json").read_bytes() == result
     assert read_result(folder).key == run.key
     training = tmp_path / "runs" / run.key
-    with locked(training, wait=True), pytest.raises(filelock.Timeout), locked(training, wait=False):
+    with held(training), pytest.raises(HeldError), held(training):
         pass
 
 

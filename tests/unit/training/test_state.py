@@ -34,23 +34,9 @@ def test_tensors_that_share_memory_are_saved_apart(tmp_path):
     assert (weights["a"].tolist(), weights["b"].tolist()) == ([0, 1, 2, 3], [0, 1])
 
 
-def test_a_full_disk_leaves_the_state_before_it(tmp_path, monkeypatch):
-    save_state(tmp_path, Progress(step=1), WEIGHTS, OPTIMIZER)
-
-    def full(tensors, path, metadata):
-        path.write_bytes(b"part of it")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("didicm.training.state.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        save_state(tmp_path, Progress(step=2), WEIGHTS, {})
-    assert load_state(tmp_path)[0].step == 1
-    assert [path.name for path in (tmp_path / "state").iterdir()] == ["state.safetensors"]
-
-
 @pytest.mark.parametrize("content", [b"", b"x" * 50])
 def test_a_damaged_state_is_named(content, tmp_path):
     save_state(tmp_path, Progress(), WEIGHTS, {})
     (tmp_path / "state" / "state.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"state.safetensors is damaged .*: delete the run"):
+    with pytest.raises(UserError, match=r"state.safetensors is damaged, .*, delete the run"):
         load_state(tmp_path)
