@@ -13,6 +13,7 @@ COMMANDS = {
     "calibrate": "fit a temperature and conformal sets on held-out images",
     "predict": "say what is on images, and how sure that is",
     "export": "write a model as one ONNX file that runs without PyTorch",
+    "serve": "answer over HTTP, with a page to try the model",
     "doctor": "look for trouble in your images before training",
     "models": "list the networks and what they cost",
     "import-official": "convert a checkpoint of the authors' code",

@@ -1,5 +1,6 @@
 """From images to predictions, with all that is stored beside a model: classes, transform, calibration."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -26,7 +27,7 @@ class Predictor:
             raise UserError("the calibration was fitted with other settings: leave it or the settings out")
         if calibration is not None and conformal not in calibration.conformal:
             raise UserError(f"conformal must be one of {', '.join(calibration.conformal)}, got {conformal!r}")
-        self.model, self.calibration, self.note = model, calibration, note
+        self.model, self.calibration, self.conformal, self.note = model, calibration, conformal, note
         self.rule = None if calibration is None else calibration.conformal[conformal]
 
     @classmethod
@@ -55,6 +56,14 @@ class Predictor:
         if calibrated:
             calibration, note = find_calibration(model.place, model.posterior)
         return cls(model, calibration, conformal=conformal, note=note)
+
+    def changed(self, **sampler: Any) -> "Predictor":
+        """The same model asked with other settings of its sampler; a calibration that does not fit is left out."""
+        model = replace(self.model, sampler={**self.model.sampler, **sampler})
+        calibration = self.calibration
+        if calibration is not None and calibration.posterior != model.posterior:
+            return Predictor(model, note="calibration left out: it was fitted with other settings")
+        return Predictor(model, calibration, conformal=self.conformal, note=self.note)
 
     @overload
     def __call__(self, images: Picture, *, trajectory: bool = ..., batch_size: int = ...) -> Prediction: ...

@@ -1,0 +1,116 @@
+"""`didicm serve`: a model over HTTP, with a page to try it."""
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console
+
+from didicm.cli.flags import parse
+from didicm.cli.options import AskOptions
+from didicm.errors import UserError
+from didicm.values import Natural, Positive
+
+if TYPE_CHECKING:
+    from didicm.serving.engine import Engine
+
+
+@dataclass(frozen=True)
+class ServeOptions(AskOptions):
+    """Options of `didicm serve`.
+
+    Args:
+        baseline: another run, which the page shows side by side
+        host: address to listen on; any but this machine's own needs a token
+        port: port to listen on; 0 takes a free one
+        token_file: a file with the token that clients must send; or set DIDICM_TOKEN
+        allow_anonymous: let anyone in who can reach the address, without a token
+        examples: a folder of images that the page offers
+        label_studio: address of the Label Studio whose images may be fetched, as http://localhost:8080
+        conformal: kind of set: lac (small) or aps (adapts to the image)
+        max_upload: largest request, in megabytes
+        max_pixels: largest image, in megapixels
+        max_requests: requests under way at once; further ones are told to come back
+        timeout: seconds for one request
+    """
+
+    baseline: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token_file: Path | None = None
+    allow_anonymous: bool = False
+    examples: Path | None = None
+    label_studio: str | None = None
+    conformal: Literal["lac", "aps"] = "lac"
+    max_upload: Positive = 16.0
+    max_pixels: Positive = 50.0
+    max_requests: Natural = 256
+    timeout: Positive = 60.0
+
+
+def main(argv: list[str]) -> int:
+    """Serve until stopped."""
+    text = "Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs."
+    options = parse(argv, ServeOptions, command="serve", description=text, positional=["run"])
+    try:
+        from didicm.serving.api import create_app
+        from didicm.serving.examples import find_examples
+        from didicm.serving.protocols import LabelStudio
+        from didicm.serving.security import Limits, find_access
+        from didicm.serving.server import open_socket, run
+        from didicm.serving.service import Service
+    except ModuleNotFoundError as error:
+        raise UserError(f'didicm serve needs {error.name}: pip install "didicm[serve]"') from error
+    megabyte = 2**20
+    limits = Limits(
+        upload_bytes=int(options.max_upload * megabyte),
+        all_bytes=max(256 * megabyte, int(options.max_upload * megabyte)),
+        pixels=int(options.max_pixels * 1e6),
+        requests=options.max_requests,
+        seconds=options.timeout,
+    )
+    access = find_access(options.host, options.token_file, options.allow_anonymous)
+    listening = open_socket(options.host, options.port)
+    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    name = model_name(options.run)
+    models = {name: open_engine(options.run, options, console)}
+    if options.baseline is not None:
+        other = model_name(options.baseline)
+        models[other if other != name else f"{other}-baseline"] = open_engine(options.baseline, options, console)
+    examples = find_examples(options.examples, models[name].class_names, limits.pixels)
+    service = Service(models, limits=limits, batch_size=options.batch_size, examples=examples)
+    app = create_app(service, access, label_studio=LabelStudio(service, options.label_studio))
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    address, port = listening.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    console.print(f"serving {name} on http://{shown}:{port}/ (stop with Ctrl-C)")
+    run(app, listening)
+    return 0
+
+
+def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine":
+    """Load a model."""
+    from didicm.inference import Predictor
+    from didicm.serving.engine import TorchEngine
+
+    main_model = source == options.run
+    predictor = Predictor.load(
+        source,
+        options.device,
+        calibrated=options.calibration,
+        size=options.size if main_model else None,
+        conformal=options.conformal,
+        **(options.sampler if main_model else {}),
+    )
+    console.print(f"{model_name(source)}: {predictor.note}")
+    return TorchEngine(predictor)
+
+
+def model_name(source: str) -> str:
+    """What clients call a model: its run's or its file's name, never its path."""
+    parts = [part for part in re.split(r"[/\\]", source) if part not in ("", ".", "best", "last")]
+    return (
+        re.sub(r"[^\w.-]+", "-", (parts or [""])[-1].removesuffix(".onnx"), flags=re.ASCII).strip("-.") or "model"
+    )

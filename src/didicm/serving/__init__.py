@@ -1,0 +1,1 @@
+"""The HTTP server: predictions, other programs' protocols, and a page."""

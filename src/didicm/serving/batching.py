@@ -1,0 +1,103 @@
+"""Requests share batches: one thread asks the model about whatever is waiting, up to a batch, in order of arrival.
+
+Nothing waits for a batch to fill: while the model is busy others arrive, and they are the next batch.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from didicm.serving.engine import Answer, Engine, Question
+from didicm.serving.metrics import Metrics
+from didicm.serving.refusal import busy
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An image, how it is to be asked about, and who waits for the answer."""
+
+    image: Any
+    question: Question
+    future: "asyncio.Future[Answer]"
+
+
+class Batcher:
+    """A model, its queue and its thread."""
+
+    def __init__(self, engine: Engine, metrics: Metrics, *, batch_size: int, most_waiting: int) -> None:
+        self.engine = engine
+        self._metrics, self._batch_size, self._most_waiting = metrics, batch_size, most_waiting
+        self._queue: deque[Waiting] = deque()
+        self._arrived = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer what is waiting, then stop."""
+        with self._arrived:
+            self._closed = True
+            self._arrived.notify()
+        self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        """Images in the queue."""
+        return len(self._queue)
+
+    async def predict(self, images: Sequence[Any], question: Question) -> list[Answer | BaseException]:
+        """Answers in order; an exception stands where the model failed, and for that image alone."""
+        loop = asyncio.get_running_loop()
+        items = [Waiting(image, question, loop.create_future()) for image in images]
+        with self._arrived:
+            if len(self._queue) + len(items) > self._most_waiting:
+                raise busy()
+            self._queue.extend(items)
+            self._arrived.notify()
+        return await asyncio.gather(*(item.future for item in items), return_exceptions=True)
+
+    def _run(self) -> None:
+        while batch := self._next():
+            self._metrics.batch(len(batch))
+            for item, result in zip(batch, self._ask(batch), strict=True):
+                _deliver(item.future, result)
+
+    def _next(self) -> list[Waiting]:
+        """Those who wait longest and ask what the first one asks; none once all is done and it is closed."""
+        with self._arrived:
+            while not self._queue and not self._closed:
+                self._arrived.wait()
+            batch: list[Waiting] = []
+            others: list[Waiting] = []
+            while self._queue and len(batch) < self._batch_size:
+                item = self._queue.popleft()
+                same = not batch or item.question == batch[0].question
+                (batch if same else others).append(item)
+            self._queue.extendleft(reversed(others))
+            return batch
+
+    def _ask(self, batch: Sequence[Waiting]) -> list[Answer | BaseException]:
+        try:
+            return list(self.engine.predict([item.image for item in batch], batch[0].question))
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+            return [self._ask([item])[0] for item in batch]  # one of them is at fault: the others must not suffer
+
+
+def _deliver(future: "asyncio.Future[Answer]", result: Answer | BaseException) -> None:
+    def settle() -> None:
+        if future.done():  # its client has gone
+            return
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    future.get_loop().call_soon_threadsafe(settle)

@@ -1,0 +1,123 @@
+"""What the server asks of a model, whatever runs it: images and a question in, posteriors out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from didicm.errors import UserError
+
+if TYPE_CHECKING:
+    from didicm.inference import Predictor
+
+Probs = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+ASPECT = 100  # longer side over shorter: resizing a thinner image to the network's size would take gigabytes
+
+
+@dataclass(frozen=True)
+class Question:
+    """How images are to be asked about: those that share it can share a batch."""
+
+    steps: int | None = None  # None: as stored with the model
+    sampler: str | None = None
+    trajectory: bool = False
+
+    def sampler_settings(self) -> dict[str, Any]:
+        """The settings of the sampler that it changes."""
+        return {key: x for key, x in (("steps", self.steps), ("method", self.sampler)) if x is not None}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says about one image."""
+
+    probs: Probs  # (K,), in the model's order
+    conformal_set: list[str] | None  # None if the question is not the one that was calibrated
+    trajectory: list[tuple[float, Probs]] | None  # from time 1 to 0, if it was asked for
+
+
+class Engine(Protocol):
+    """A model that is served. `read` is called from several threads at once, `predict` from one."""
+
+    class_names: list[str]
+    has_trajectory: bool
+
+    def describe(self) -> dict[str, Any]:
+        """What a client may know of it: no paths."""
+
+    def check(self, question: Question) -> None:
+        """Complain about a question that it cannot answer."""
+
+    def read(self, image: Image.Image) -> Any:
+        """What the network sees of an image."""
+
+    def predict(self, images: Sequence[Any], question: Question) -> list[Answer]:
+        """Posteriors of images that `read` made."""
+
+
+class TorchEngine:
+    """A `Predictor` as the server sees it."""
+
+    def __init__(self, predictor: "Predictor") -> None:
+        self.predictor = predictor
+        self.class_names = predictor.model.class_names
+        sampler = predictor.model.resolved_sampler
+        self.has_trajectory = sampler is not None and sampler.method != "readout"
+        self._for = lru_cache(maxsize=32)(self._changed)
+
+    def describe(self) -> dict[str, Any]:
+        """Its transform, sampler and calibration."""
+        model, rule = self.predictor.model, self.predictor.rule
+        sampler = model.resolved_sampler
+        return {
+            "kind": "standard classifier" if sampler is None else "diffusion classifier",
+            "engine": "pytorch",
+            "input": {"size": model.transform.size, "channels": model.transform.channels},
+            "sampler": None if sampler is None else sampler.identity(),
+            "calibrated": self.predictor.calibration is not None,
+            "coverage": None if rule is None else 1 - rule.alpha,
+        }
+
+    def check(self, question: Question) -> None:
+        """Settings of a sampler that it does not have, or a trajectory where there is none."""
+        predictor = self._for(replace(question, trajectory=False))
+        if question.trajectory:
+            predictor.check_trajectory()
+
+    def read(self, image: Image.Image) -> Any:
+        """A normalised tensor (C, H, W)."""
+        return self.predictor.read(image)
+
+    def predict(self, images: Sequence[Any], question: Question) -> list[Answer]:
+        """Posteriors, after the temperature if the question is the calibrated one."""
+        import torch
+
+        predictor = self._for(replace(question, trajectory=False))
+        predictions = predictor.predict_batch(torch.stack(list(images)), trajectory=question.trajectory)
+        return [
+            Answer(
+                prediction.probs.double().numpy(),
+                prediction.conformal_set,
+                None
+                if prediction.trajectory is None
+                else [(max(time, 0.0), probs.double().numpy()) for time, probs in prediction.trajectory],
+            )
+            for prediction in predictions
+        ]
+
+    def _changed(self, question: Question) -> "Predictor":
+        settings = question.sampler_settings()
+        return self.predictor.changed(**settings) if settings else self.predictor
+
+
+def check_shape(image: Image.Image, pixels: int) -> None:
+    """Refuse an image that would take too much memory, before any pixel is decoded."""
+    short, long = sorted(image.size)
+    if short * long > pixels:
+        raise UserError(f"the image has {short * long:,} pixels: at most {pixels:,} are allowed")
+    if long > ASPECT * max(short, 1):
+        raise UserError(f"the image is {image.width} x {image.height} pixels: crop it, it is too long and thin")

@@ -1,0 +1,171 @@
+"""From the body of a request to images and options: multipart, raw bytes, or JSON with base64."""
+
+import base64
+import binascii
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from PIL import Image
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+
+from didicm.errors import UserError, did_you_mean
+from didicm.serving.engine import Question, check_shape
+from didicm.serving.refusal import RefusalError
+from didicm.serving.security import Limits
+from didicm.values import Natural, NonNegative, Settings, field_types
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+IMAGE_KEYS = ("image", "images")
+
+
+@dataclass(frozen=True)
+class Options(Settings):
+    """How a request wants to be answered.
+
+    Args:
+        steps: of the sampler; by default as stored with the model
+        sampler: cp, cl or readout; by default as stored with the model
+        top: classes in the answer
+        classes: those that are possible here; the probabilities are renormalised to them
+        prior: how frequent each class is here, if that differs from training; the posterior is reweighted by it
+        trajectory: answer with every step of the sampler too
+        baseline: ask the baseline too
+    """
+
+    steps: Natural | None = None
+    sampler: Literal["cp", "cl", "readout"] | None = None
+    top: Natural = 5
+    classes: tuple[str, ...] = ()
+    prior: Mapping[str, NonNegative] = field(default_factory=dict)
+    trajectory: bool = False
+    baseline: bool = False
+
+    @property
+    def question(self) -> Question:
+        """What the model itself must know."""
+        return Question(self.steps, self.sampler, self.trajectory)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Images as they came, and the options."""
+
+    images: list[bytes | UserError]
+    options: Options
+    content: Mapping[str, Any] = field(default_factory=dict)  # of a JSON body
+
+
+async def read_upload(request: Request, limits: Limits) -> Upload:
+    """Read a request of any of the three kinds."""
+    given = _from_query(request.query_params.multi_items())
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        content = await read_json(request)
+        if "tasks" in content:  # Label Studio's contract, whose options are its own
+            return Upload([], Options(), content)
+        images = _json_images(content)
+        given |= {name: value for name, value in content.items() if name not in IMAGE_KEYS}
+    elif kind == "multipart/form-data":
+        images, texts = await _read_form(request, limits)
+        given |= _from_query(texts)
+    else:
+        images = [await request.body()]
+    if not images or images == [b""]:
+        raise RefusalError(422, "the request has no image: send files, image bytes, or JSON with base64 images")
+    if len(images) > limits.images:
+        raise RefusalError(422, f"the request has {len(images)} images: at most {limits.images} are allowed")
+    return Upload(images, make_options(given, limits))
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The JSON object in a body."""
+    try:
+        content = json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise RefusalError(400, "the body is not valid JSON") from error
+    if not isinstance(content, dict):
+        raise RefusalError(400, "the body must be a JSON object")
+    return content
+
+
+def make_options(given: Mapping[str, Any], limits: Limits) -> Options:
+    """Options from names and values; a wrong one is told in one sentence."""
+    known = field_types(Options)
+    for name in given:
+        if name not in known:
+            raise RefusalError(422, f"there is no option {name[:40]!r}: {did_you_mean(name[:40], known)}")
+    try:
+        options = Options(**given)
+    except UserError as error:
+        raise RefusalError(422, str(error)) from error
+    if options.steps is not None and options.steps > limits.steps:
+        raise RefusalError(422, f"steps must be at most {limits.steps}, got {options.steps}")
+    return options
+
+
+def decode(data: bytes, pixels: int) -> Image.Image:
+    """The image that bytes hold, judged by their content; the errors are the client's to fix."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise UserError(f"the image has too many pixels: at most {pixels:,} are allowed") from error
+    except Exception as error:  # a broken file can raise nearly anything from inside a decoder
+        names = ", ".join(FORMATS[:-1])
+        raise UserError(f"this cannot be read as an image: send {names} or {FORMATS[-1]}") from error
+    check_shape(image, pixels)
+    try:
+        image.load()
+    except Exception as error:
+        raise UserError("this image is damaged: it cannot be decoded to its end") from error
+    return image
+
+
+def from_base64(text: Any) -> bytes | UserError:
+    """Bytes from base64, also as a data URL."""
+    if not isinstance(text, str):
+        return UserError("an image in JSON must be a base64 string")
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return UserError("this is not valid base64")
+
+
+def _json_images(content: Mapping[str, Any]) -> list[bytes | UserError]:
+    images = content.get("images", [])
+    if not isinstance(images, list):
+        raise RefusalError(422, "images must be a list of base64 strings")
+    return [from_base64(image) for image in [*([content["image"]] if "image" in content else []), *images]]
+
+
+async def _read_form(request: Request, limits: Limits) -> tuple[list[bytes | UserError], list[tuple[str, str]]]:
+    images: list[bytes | UserError] = []
+    texts: list[tuple[str, str]] = []
+    async with request.form(max_files=limits.images + 1, max_fields=1000) as form:
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                images.append(await value.read())
+            else:
+                texts.append((name, value))
+    return images, texts
+
+
+def _from_query(items: list[tuple[str, str]]) -> dict[str, Any]:
+    """Options that were given as text: numbers, truth values and the prior are read as JSON."""
+    given: dict[str, Any] = {}
+    for name, text in items:
+        if name == "classes":
+            given.setdefault("classes", []).append(text)
+        elif name == "sampler":
+            given[name] = text
+        else:
+            try:
+                given[name] = json.loads(text)
+            except (ValueError, RecursionError):
+                given[name] = text
+    return given
