@@ -57,7 +57,6 @@ def main(argv: list[str]) -> int:
     try:
         from didicm.serving.api import create_app
         from didicm.serving.examples import find_examples
-        from didicm.serving.protocols import LabelStudio
         from didicm.serving.security import Limits, find_access
         from didicm.serving.server import open_socket, run
         from didicm.serving.service import Service
@@ -81,7 +80,7 @@ def main(argv: list[str]) -> int:
         models[other if other != name else f"{other}-baseline"] = open_engine(options.baseline, options, console)
     examples = find_examples(options.examples, models[name].class_names, limits.pixels)
     service = Service(models, limits=limits, batch_size=options.batch_size, examples=examples)
-    app = create_app(service, access, label_studio=LabelStudio(service, options.label_studio))
+    app = create_app(service, access, label_studio=options.label_studio)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     address, port = listening.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
@@ -92,7 +91,7 @@ def main(argv: list[str]) -> int:
 
 def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine":
     """Load a model."""
-    from didicm.inference import Predictor
+    from didicm.inference.predictor import Predictor
     from didicm.serving.engine import TorchEngine
 
     main_model = source == options.run

@@ -60,8 +60,8 @@ class Predictor:
     def changed(self, **sampler: Any) -> "Predictor":
         """The same model asked with other settings of its sampler; a calibration that does not fit is left out."""
         model = replace(self.model, sampler={**self.model.sampler, **sampler})
-        calibration = self.calibration
-        if calibration is not None and calibration.posterior != model.posterior:
+        calibration, posterior = self.calibration, model.posterior  # a wrong setting shows now
+        if calibration is not None and calibration.posterior != posterior:
             return Predictor(model, note="calibration left out: it was fitted with other settings")
         return Predictor(model, calibration, conformal=self.conformal, note=self.note)
 

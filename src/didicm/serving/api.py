@@ -11,12 +11,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
-import didicm
 from didicm.serving import protocols
 from didicm.serving.refusal import RefusalError
 from didicm.serving.schema import PREDICT
 from didicm.serving.security import Access, Guard
-from didicm.serving.service import Service
+from didicm.serving.service import Service, log
 from didicm.serving.uploads import FORMATS, read_upload
 
 PAGE = {
@@ -28,8 +27,8 @@ PAGE = {
 HEALTH = ("/health", "/v2/health/live", "/v2/health/ready")
 
 
-def create_app(service: Service, access: Access, *, label_studio: protocols.LabelStudio | None = None) -> Guard:
-    """The server as an ASGI application."""
+def create_app(service: Service, access: Access, *, label_studio: str | None = None) -> Guard:
+    """The server as an ASGI application; images are fetched from the address `label_studio` alone."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -39,7 +38,7 @@ def create_app(service: Service, access: Access, *, label_studio: protocols.Labe
 
     app = FastAPI(
         title="didicm",
-        version=didicm.__version__,
+        version=protocols.VERSION,
         description="Image classification with a posterior you can trust.",
         lifespan=lifespan,
         docs_url=None,  # they would load scripts from elsewhere
@@ -53,20 +52,20 @@ def create_app(service: Service, access: Access, *, label_studio: protocols.Labe
     guard = Guard(
         app, limits=service.limits, access=access, metrics=service.metrics, free={*PAGE, *HEALTH, "/health/"}
     )
-    label_studio = label_studio or protocols.LabelStudio(service)
-    _add_own(app, service, guard, label_studio)
+    studio = protocols.LabelStudio(service, label_studio)
+    _add_own(app, service, guard, studio)
     _add_page(app, service)
     protocols.add_open_inference(app, service)
-    protocols.add_label_studio(app, label_studio)
+    protocols.add_label_studio(app, studio)
     return guard
 
 
-def _add_own(app: FastAPI, service: Service, guard: Guard, label_studio: protocols.LabelStudio) -> None:
+def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.LabelStudio) -> None:
     @app.post("/predict", summary="Classify images", openapi_extra=PREDICT)
     async def predict(request: Request) -> Response:
         upload = await read_upload(request, service.limits)
         if "tasks" in upload.content:
-            return JSONResponse(await label_studio.predict(upload.content))
+            return JSONResponse(await studio.predict(upload.content))
         found = await service.predict(upload.images, upload.options)
         failed = all("error" in entry for entry in found)
         return JSONResponse({"model": service.name, "predictions": found}, 422 if failed else 200)
@@ -79,7 +78,7 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, label_studio: protoco
     async def info() -> dict[str, Any]:
         models = {name: model.engine for name, model in service.models.items()}
         return {
-            "version": didicm.__version__,
+            "version": protocols.VERSION,
             "model": service.name,
             "baseline": service.baseline,
             "models": {
@@ -118,7 +117,7 @@ def _add_page(app: FastAPI, service: Service) -> None:
     async def examples() -> list[dict[str, str]]:
         return [{"name": item.name, "url": f"examples/{i}"} for i, item in enumerate(service.examples)]
 
-    @app.get("/examples/{number}", summary="One of them")
+    @app.get("/examples/{number:int}", summary="One of them")
     async def example(number: int) -> Response:
         if not 0 <= number < len(service.examples):
             raise RefusalError(404, "there is no such example")
@@ -136,4 +135,5 @@ async def _refuse_http(_: Request, error: Exception) -> Response:
 
 
 async def _fail(_: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
     return JSONResponse({"error": "the server failed: its log has the reason"}, 500)

@@ -11,7 +11,7 @@ from PIL import Image
 from didicm.errors import UserError
 
 if TYPE_CHECKING:
-    from didicm.inference import Predictor
+    from didicm.inference.predictor import Predictor
 
 Probs = np.ndarray[Any, np.dtype[np.floating[Any]]]
 

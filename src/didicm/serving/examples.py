@@ -2,18 +2,17 @@
 
 import io
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-import didicm
 from didicm.errors import UserError
 from didicm.serving.service import Example
 from didicm.serving.uploads import decode
 
 MOST = 12
-SHIPPED = Path(didicm.__file__).parent / "data" / "fashion_mini.npz"
 
 
 def find_examples(folder: Path | None, class_names: Sequence[str], pixels: int) -> list[Example]:
@@ -41,7 +40,8 @@ def _of_folder(folder: Path, pixels: int) -> list[Example]:
 
 def _shipped(class_names: Sequence[str]) -> list[Example]:
     """The first test image of each class of fashion-mini, which a model trained on it has never seen."""
-    with np.load(SHIPPED, allow_pickle=False) as file:
+    shipped = resources.files("didicm.data") / "fashion_mini.npz"
+    with shipped.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         names = [str(name) for name in file["class_names"]]
         if sorted(names) != sorted(class_names):
             return []

@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from http.client import HTTPMessage
+from importlib.metadata import version
 from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
 from xml.etree import ElementTree
@@ -14,7 +15,6 @@ import numpy as np
 from fastapi import FastAPI, Request
 from PIL import Image
 
-import didicm
 from didicm.errors import UserError
 from didicm.serving.engine import Answer, check_shape
 from didicm.serving.refusal import RefusalError
@@ -22,6 +22,7 @@ from didicm.serving.security import Limits
 from didicm.serving.service import Service, Source
 from didicm.serving.uploads import from_base64, make_options, read_json
 
+VERSION = version("didicm")
 LABEL_STUDIO_KEY = "LABEL_STUDIO_API_KEY"
 
 # The Open Inference Protocol, v2
@@ -32,7 +33,7 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
 
     @app.get("/v2", summary="The server, in the Open Inference Protocol")
     async def server() -> dict[str, Any]:
-        return {"name": "didicm", "version": didicm.__version__, "extensions": []}
+        return {"name": "didicm", "version": VERSION, "extensions": []}
 
     @app.get("/v2/health/live", summary="Whether the server is up")
     async def live() -> dict[str, bool]:
@@ -142,7 +143,7 @@ class LabelStudio:
     server must not be a way into other people's networks.
     """
 
-    def __init__(self, service: Service, host: str | None = None) -> None:
+    def __init__(self, service: Service, host: str | None) -> None:
         self.service, self.host = service, host
         if host is not None and urlsplit(host).scheme not in ("http", "https"):
             raise UserError(f"--label-studio {host} must be an address such as http://localhost:8080")
@@ -202,14 +203,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def add_label_studio(app: FastAPI, label_studio: LabelStudio) -> None:
+def add_label_studio(app: FastAPI, studio: LabelStudio) -> None:
     """`/setup`; its `/predict` shares our route and is told by the tasks in its body."""
 
     @app.post("/setup", summary="Label Studio connects a project")
     async def setup(request: Request) -> dict[str, str]:
         content = await read_json(request)
         read_interface(content.get("schema") or content.get("label_config"))
-        return {"model_version": label_studio.service.name}
+        return {"model_version": studio.service.name}
 
 
 def read_interface(config: Any) -> tuple[str, str, str, set[str]]:

@@ -90,6 +90,9 @@ class Guard:
             await visit.answer(scope, busy() if visit.arrived else late)
         except ClientDisconnect:
             pass  # nobody is left to answer
+        except Exception:
+            if visit.status != 500:  # else it has been logged and answered already
+                raise
         finally:
             visit.close(scope)
 

@@ -5,7 +5,7 @@ const TOP = 5;
 const DASHES = ["", "7 4", "2 4", "10 3 2 3", "5 2"]; // lines can be told apart without colours
 const FRAME = { width: 420, height: 190, left: 40, right: 8, top: 8, bottom: 34 };
 const $ = (id) => document.getElementById(id);
-const percent = (p) => (100 * p).toFixed(p > 0.9995 || p < 0.0005 ? 0 : 1) + " %";
+const percent = (p) => (100 * p).toFixed(p > 0.9995 || p < 0.0005 ? 0 : 1) + "\u00a0%";
 
 let info = null;
 let shown = []; // one entry per model: its name, its answer, and how to show it at a step
@@ -102,7 +102,6 @@ async function predict(file, name, button = null) {
     $("status").textContent = "";
     $("result").hidden = true;
     $("preview").hidden = true;
-    $("invitation").hidden = false;
   } finally {
     if (number === asked) $("panels").classList.remove("waiting");
   }
@@ -112,11 +111,10 @@ function showImage(file, name) {
   const preview = $("preview");
   URL.revokeObjectURL(preview.src);
   preview.onload = () => preview.classList.toggle("small", preview.naturalWidth < 100);
-  preview.onerror = () => { preview.hidden = true; $("invitation").hidden = false; }; // a format browsers do not draw
+  preview.onerror = () => { preview.hidden = true; }; // a format that browsers do not draw
   preview.src = URL.createObjectURL(file);
   preview.alt = name;
   preview.hidden = false;
-  $("invitation").hidden = true;
 }
 
 function showAnswers(prediction) {

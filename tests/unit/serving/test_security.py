@@ -1,0 +1,214 @@
+import io
+import socket
+import struct
+import threading
+import zlib
+
+import pytest
+from PIL import Image
+
+from didicm.errors import UserError
+from didicm.serving import server
+from didicm.serving.engine import Answer
+from didicm.serving.security import HEADERS, Access, Limits, find_access
+
+TOKEN = "correct-horse-battery-staple"
+
+
+class Gate:
+    """An engine that answers when it is told to."""
+
+    has_trajectory = False
+
+    def __init__(self, engine):
+        self.engine, self.class_names = engine, engine.class_names
+        self.asked, self.open = threading.Semaphore(0), threading.Event()
+
+    def describe(self):
+        return self.engine.describe()
+
+    def check(self, question):
+        self.engine.check(question)
+
+    def read(self, image):
+        return self.engine.read(image)
+
+    def predict(self, images, question) -> list[Answer]:
+        self.asked.release()
+        assert self.open.wait(600)
+        return self.engine.predict(images, question)
+
+
+def bomb(width, height):
+    """A small PNG that says it is large."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    pixels = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def test_every_answer_has_the_headers(client, file):
+    for method, path, body in (
+        ("GET", "/", None),
+        ("GET", "/page.js", None),
+        ("GET", "/nowhere", None),
+        ("DELETE", "/predict", None),
+        ("POST", "/predict", b"x"),
+        ("POST", "/predict", file()),
+    ):
+        _, _, headers = client.request(method, path, body)
+        for name, value in HEADERS.items():
+            assert headers[name] == value
+        assert "server" not in headers
+        assert "access-control-allow-origin" not in headers
+    _, _, headers = client.request("OPTIONS", "/predict", headers={"Origin": "http://a.example"})
+    assert "access-control-allow-origin" not in headers
+
+
+def test_without_the_token_only_health_and_the_empty_page_are_open(serve_here, engine, file):
+    client = serve_here({"bees": engine}, Access(TOKEN))
+    for path in ("/", "/page.js", "/page.css", "/health", "/v2/health/ready"):
+        assert client.get(path)[0] == 200
+    for path in ("/info", "/metrics", "/examples", "/v2/models/bees", "/openapi.json", "/nowhere"):
+        assert client.get(path)[0] == 401
+        assert client.get(path, Authorization=f"Bearer {TOKEN}x")[0] == 401
+        assert client.get(path, Authorization=TOKEN)[0] == 401
+    assert client.post("/predict", file())[0] == 401
+    assert client.post("/predict", file(), Authorization=f"Bearer {TOKEN}")[0] == 200
+    # curl -u any:TOKEN, and Label Studio's basic authentication
+    basic = "YW55OmNvcnJlY3QtaG9yc2UtYmF0dGVyeS1zdGFwbGU="
+    assert client.get("/info", Authorization=f"Basic {basic}", Host="gpu.example")[0] == 200
+    assert client.get("/info", Authorization="Basic ???")[0] == 401
+
+
+def test_a_web_page_cannot_reach_the_server_by_a_name_of_its_own(client, serve_here, engine):
+    assert client.get("/info", Host="rebound.example:8000")[0] == 421
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+        assert client.get("/info", Host=host)[0] == 200
+    assert serve_here({"bees": engine}, Access(any_host=True)).get("/info", Host="gpu.example")[0] == 200
+
+
+def test_others_are_let_in_with_a_token_or_when_said_twice(tmp_path, monkeypatch):
+    monkeypatch.delenv("DIDICM_TOKEN", raising=False)
+    assert find_access("127.0.0.1", None, False) == Access()
+    assert find_access("::1", None, False) == Access()
+    for host in ("0.0.0.0", "::", "192.168.0.7", "gpu.example"):
+        with pytest.raises(UserError, match="--allow-anonymous"):
+            find_access(host, None, False)
+    assert find_access("0.0.0.0", None, True) == Access(any_host=True)
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    assert find_access("0.0.0.0", tmp_path / "token", False) == Access(TOKEN)
+    monkeypatch.setenv("DIDICM_TOKEN", TOKEN)
+    assert find_access("0.0.0.0", None, False) == Access(TOKEN)
+    monkeypatch.setenv("DIDICM_TOKEN", "short")
+    with pytest.raises(UserError, match="at least 16 printable characters"):
+        find_access("127.0.0.1", None, False)
+    with pytest.raises(UserError, match=r"--token-file .*nothing cannot be read"):
+        find_access("0.0.0.0", tmp_path / "nothing", False)
+
+
+def test_sizes_are_limited(serve_here, engine, file):
+    limits = Limits(upload_bytes=5000, images=2, pixels=1000)
+    client = serve_here({"bees": engine}, limits=limits)
+    for status, content in (
+        client.post("/predict", bytes(5001)),
+        client.request("POST", "/predict", iter([bytes(3000)] * 2))[:2],  # chunked: no length beforehand
+        client.post_form("/predict", ("image", "a.png", bytes(6000))),
+    ):
+        assert (status, content) == (413, {"error": "the request is larger than 5,000 bytes"})
+    assert client.post("/predict", file(size=(30, 30)))[0] == 200
+    status, content = client.post("/predict", file(size=(32, 32), kind="JPEG"))
+    assert status == 422
+    assert "1,024 pixels: at most 1,000" in content["predictions"][0]["error"]
+    small = file(size=(4, 4))
+    status, content = client.post_form("/predict", *[("image", "a.png", small)] * 3)
+    assert status == 422
+    assert "at most 2" in content["error"]
+
+
+@pytest.mark.parametrize("size", [(40_000, 40_000), (2**31 - 1, 2**31 - 1), (20_000_000, 1), (1, 20_000_000)])
+def test_a_decompression_bomb_is_refused_before_it_is_decoded(client, size):
+    status, content = client.post("/predict", bomb(*size))
+    assert status == 422
+    assert "pixels" in content["predictions"][0]["error"]
+
+
+def test_many_frames_are_read_as_one(client, picture):
+    buffer = io.BytesIO()
+    frames = [picture(i) for i in range(50)]
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
+    assert Image.open(io.BytesIO(buffer.getvalue())).n_frames == 50
+    assert client.post("/predict", buffer.getvalue())[0] == 200
+
+
+def test_overload_is_answered_with_when_to_come_back(serve_here, engine, file):
+    gate = Gate(engine)
+    client = serve_here({"bees": gate}, limits=Limits(requests=1))
+    found = []
+    first = threading.Thread(target=lambda: found.append(client.post("/predict", file())))
+    first.start()
+    assert gate.asked.acquire(timeout=600)
+    status, content, headers = client.request("POST", "/predict", file())
+    assert status == 503
+    assert "busy" in content["error"]
+    assert int(headers["Retry-After"]) >= 1
+    assert client.get("/health")[0] == 200
+    gate.open.set()
+    first.join()
+    assert found[0][0] == 200
+    assert client.post("/predict", file())[0] == 200
+
+
+def test_a_full_queue_and_full_memory_are_overload(serve_here, engine, file):
+    client = serve_here({"bees": engine}, limits=Limits(waiting=2))
+    many = [("image", "a.png", file())] * 3
+    assert client.post_form("/predict", *many)[0] == 503
+    assert client.post_form("/predict", *many[:2])[0] == 200
+    client = serve_here({"bees": engine}, limits=Limits(all_bytes=1000))
+    assert client.post("/predict", bytes(1001))[0] == 503
+
+
+def test_a_model_that_takes_too_long_is_overload_and_a_slow_upload_is_late(serve_here, engine, file):
+    gate = Gate(engine)
+    client = serve_here({"bees": gate}, limits=Limits(seconds=0.5))
+    assert client.post("/predict", file())[0] == 503
+    gate.open.set()
+    with socket.create_connection(("127.0.0.1", client.port), timeout=600) as slow:
+        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+        assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+    # Whoever leaves in the middle of a request gives back what it has taken.
+    with socket.create_connection(("127.0.0.1", client.port)) as gone:
+        gone.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+    while "didicm_requests_under_way 0" not in client.get("/metrics")[1].decode().splitlines():
+        pass
+    assert "didicm_upload_bytes_under_way 0" in client.get("/metrics")[1].decode().splitlines()
+
+
+def test_a_client_that_never_finishes_its_head_is_dropped(serve_here, engine, monkeypatch):
+    monkeypatch.setattr(server, "PATIENCE", 0.3)
+    client = serve_here({"bees": engine})
+    for said in (b"", b"GET / HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"):
+        with socket.create_connection(("127.0.0.1", client.port), timeout=600) as slow:
+            slow.sendall(said)
+            received = b""
+            try:
+                while part := slow.recv(1000):
+                    received += part
+            except ConnectionResetError:
+                pass
+            assert received.count(b"HTTP/1.1 200") == said.count(b"\r\n\r\n")
+
+
+def test_an_answer_without_a_reason_says_nothing_of_the_inside(serve_here, engine, file, caplog):
+    class Broken(Gate):
+        def check(self, question):
+            raise RuntimeError("/secret/path")
+
+    client = serve_here({"bees": Broken(engine)})
+    status, content = client.post("/predict", file())
+    assert status == 500
+    assert content == {"error": "the server failed: its log has the reason"}
+    assert "/secret/path" in caplog.text
