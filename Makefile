@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench results docs clean
+.PHONY: help demo test lint format bench load results docs clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
@@ -36,6 +36,9 @@ format: $(READY) ## format the code and fix what can be fixed
 
 bench: $(READY) ## measure speed and memory against the K x K form of the paper
 	$(BIN)/python -m benchmarks
+
+load: $(READY) ## serve a model to 200 clients for 30 s, then to 5,000 hostile uploads
+	$(BIN)/python -m benchmarks load
 
 results: $(READY) ## make docs/results.md again from the stored results
 	$(BIN)/python docs/make_results.py

@@ -13,13 +13,14 @@ from rich.table import Table
 from benchmarks.measure import Result
 
 SUITES = ["diffusion", "networks", "loading"]
+ALONE = ["load"]  # wants the machine for itself: only when named
 FOLDER = Path(__file__).parent / "results"
 
 
 def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in SUITES]
+    unknown = [name for name in names if name not in SUITES + ALONE]
     if unknown:
-        print(f"unknown suite {unknown[0]!r}: choose from {', '.join(SUITES)}", file=sys.stderr)
+        print(f"unknown suite {unknown[0]!r}: choose from {', '.join(SUITES + ALONE)}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
     FOLDER.mkdir(exist_ok=True)
@@ -42,7 +43,8 @@ def show(name: str, results: list[Result]) -> None:
         if result.bound is not None:
             bound = f"{'at least' if result.at_least else 'at most'} {result.bound:,g} {result.unit}"
         mark = "" if result.bound is None else "ok" if result.holds else "BROKEN"
-        table.add_row(result.name, f"{result.value:,.3g} {result.unit}", bound, mark)
+        value = f"{result.value:,.0f}" if result.value >= 1000 else f"{result.value:.3g}"
+        table.add_row(result.name, f"{value} {result.unit}", bound, mark)
     Console(width=120).print(table)
 
 
