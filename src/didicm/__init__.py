@@ -12,7 +12,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from didicm.checkpoint import load as load
-    from didicm.checkpoint import push as push
     from didicm.checkpoint import save as save
     from didicm.classifier import Classifier as Classifier
     from didicm.classifier import DiffusionClassifier as DiffusionClassifier
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from didicm.errors import UserError as UserError
     from didicm.evaluation.assess import calibrate as calibrate
     from didicm.evaluation.assess import evaluate as evaluate
+    from didicm.inference.export import export as export
     from didicm.inference.fuse import optimize_for_inference as optimize_for_inference
+    from didicm.inference.hub import push as push
     from didicm.inference.predictor import Predictor as Predictor
     from didicm.models import create_model as create_model
     from didicm.models import list_models as list_models
@@ -46,11 +47,12 @@ _HOME = {
     "compare": "cli.compare",
     "create_model": "models",
     "evaluate": "evaluation.assess",
+    "export": "inference.export",
     "list_models": "models",
     "load": "checkpoint",
     "open_data": "data",
     "optimize_for_inference": "inference.fuse",
-    "push": "checkpoint",
+    "push": "inference.hub",
     "save": "checkpoint",
     "train": "training.loop",
 }

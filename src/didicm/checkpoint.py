@@ -21,10 +21,10 @@ from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model
 
 FORMAT = 2
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, CALIBRATION = "config.json", "model.safetensors", "calibration.json"
 HUB = "hf://"
-# Keys that every config has beside the description of its classifier.
-_COMMON = {"format", "class_names", "transform", "versions", "weights_sha256"}
+# Keys of a config beside the description of its classifier; the hub's have label_names, as timm's do.
+_COMMON = {"format", "class_names", "label_names", "transform", "versions", "weights_sha256"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Checkpoint:
     classifier: Classifier
     class_names: list[str] | None  # in the order of the outputs
     transform: dict[str, Any] | None  # how an image becomes the network's input
+    weights_sha256: str | None = None  # of the file that it was read from
 
 
 def save(
@@ -67,7 +68,7 @@ def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
 
     `model` is your own network, for a classifier that was saved with one; its weights are replaced.
     """
-    directory = _local(source)
+    directory = local_directory(source)
     path = directory / CONFIG
     config = read_json(path, "restore it from a copy")
     if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
@@ -81,20 +82,7 @@ def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
         detail = f"{error} is missing" if isinstance(error, KeyError) else reason(error)
         raise UserError(f"{path} does not describe a model we can build: {detail}") from error
     _load_weights(classifier.model, directory / WEIGHTS, digest)
-    return Checkpoint(classifier.eval(), class_names, transform)
-
-
-def push(source: str | Path, destination: str, *, private: bool = False) -> str:
-    """Upload a model directory to `hf://owner/name`, after checking that it loads; return its address."""
-    from huggingface_hub import HfApi
-
-    directory = _local(source)
-    load(directory)
-    repo, revision = _hub_name(destination)
-    api, files = HfApi(), [CONFIG, WEIGHTS]
-    api.create_repo(repo, private=private, exist_ok=True)
-    api.upload_folder(repo_id=repo, folder_path=str(directory), allow_patterns=files, revision=revision)
-    return HUB + repo
+    return Checkpoint(classifier.eval(), class_names, transform, digest)
 
 
 def model_directory(source: str | Path) -> str | Path:
@@ -113,16 +101,17 @@ def model_directory(source: str | Path) -> str | Path:
     raise UserError(f"{path} is neither a run nor a model directory: it holds no {CONFIG} and no best/{CONFIG}")
 
 
-def _local(source: str | Path) -> Path:
+def local_directory(source: str | Path) -> Path:
+    """Where the files of a model are; those of the hub are fetched."""
     place = model_directory(source)
     if isinstance(place, Path):
         return place
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    repo, revision = _hub_name(place)
+    repo, revision = hub_name(place)
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CALIBRATION]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
@@ -130,7 +119,8 @@ def _local(source: str | Path) -> Path:
         ) from error
 
 
-def _hub_name(source: str) -> tuple[str, str | None]:
+def hub_name(source: str) -> tuple[str, str | None]:
+    """The repository and the revision of `hf://owner/name@revision`."""
     repo, _, revision = source.removeprefix(HUB).partition("@")
     if not source.startswith(HUB) or repo.count("/") != 1:
         raise UserError(f"{source} is not a model on the hub: write {HUB}owner/name")

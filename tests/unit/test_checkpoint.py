@@ -1,7 +1,6 @@
 import json
 import os
 import pickle
-import shutil
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from didicm import (
     UserError,
     create_model,
     load,
-    push,
     save,
 )
 from didicm.diffusion import Exponential, Geometric
@@ -340,28 +338,5 @@ def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path, monkeypatch):
     assert load("hf://owner/name@main").class_names == NAMES
     with pytest.raises(UserError, match=r"^hf://owner/other cannot be fetched"):
         load("hf://owner/other")
-
-
-def test_push_checks_the_model_and_sends_two_files(tmp_path, monkeypatch):
-    """The one place with a stand-in: there is no hub to send to."""
-    sent = {}
-
-    class Hub:
-        def create_repo(self, repo, **kwargs):
-            sent["repo"] = repo
-
-        def upload_folder(self, **kwargs):
-            sent.update(kwargs)
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    save(classifiers()["default"], tmp_path / "model")
-    assert push(tmp_path / "model", "hf://owner/name") == "hf://owner/name"
-    assert sent["repo"] == sent["repo_id"] == "owner/name"
-    assert sorted(sent["allow_patterns"]) == ["config.json", "model.safetensors"]
-    sent.clear()
-    shutil.rmtree(tmp_path / "model")
-    with pytest.raises(UserError, match="model does not exist"):
-        push(tmp_path / "model", "hf://owner/name")
-    assert sent == {}
     with pytest.raises(UserError, match="write hf://owner/name"):
         load("hf://nobody")

@@ -14,6 +14,7 @@ COMMANDS = {
     "predict": "say what is on images, and how sure that is",
     "export": "write a model as one ONNX file that runs without PyTorch",
     "serve": "answer over HTTP, with a page to try the model",
+    "push": "upload a model to the Hugging Face hub, with a card",
     "doctor": "look for trouble in your images before training",
     "models": "list the networks and what they cost",
     "import-official": "convert a checkpoint of the authors' code",

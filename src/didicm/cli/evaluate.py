@@ -91,6 +91,7 @@ def store(
     """Write the posteriors, and the numbers and the table by class as JSON."""
     about = {
         "model": str(model.place),
+        "weights_sha256": model.checkpoint.weights_sha256,
         "data": options.data,
         "images": result.images,
         "corruption": corruption,

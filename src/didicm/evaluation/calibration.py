@@ -10,13 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from didicm.checkpoint import CONFIG, HUB
+from didicm.checkpoint import CALIBRATION, CONFIG, HUB, local_directory
 from didicm.errors import UserError
 from didicm.evaluation.conformal import Conformal
 from didicm.evaluation.metrics import TINY, check, check_probs
 from didicm.files import read_json, to_json, write_files
 
-CALIBRATION = "calibration.json"
 FORMAT = 1
 AGAIN = "calibrate again, or leave the calibration out with --no-calibrated"
 
@@ -100,8 +99,9 @@ def save_calibration(directory: str | Path, calibration: Calibration) -> Path:
 
 def load_calibration(directory: str | Path) -> Calibration | None:
     """Read the calibration of a model directory, None if there is none; one of other weights is refused."""
-    path = Path(directory) / CALIBRATION
-    if str(directory).startswith(HUB) or not path.is_file():
+    directory = local_directory(directory) if str(directory).startswith(HUB) else Path(directory)
+    path = directory / CALIBRATION
+    if not path.is_file():
         return None
     values = read_json(path, AGAIN)
     try:
@@ -117,7 +117,7 @@ def load_calibration(directory: str | Path) -> Calibration | None:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path} cannot be used ({detail}): {AGAIN}") from error
-    if weights != _weights(Path(directory)):
+    if weights != _weights(directory):
         raise UserError(f"{path} belongs to other weights: {AGAIN}")
     return calibration
 
@@ -127,7 +127,7 @@ def find_calibration(directory: str | Path, posterior: Mapping[str, Any]) -> tup
     calibration = load_calibration(directory)
     if calibration is None:
         return None, "not calibrated; didicm calibrate fits a temperature and conformal sets"
-    path, fitted = Path(directory) / CALIBRATION, calibration.posterior
+    path, fitted = f"{directory}/{CALIBRATION}", calibration.posterior
     changed = [name for name in {**fitted, **posterior} if fitted.get(name) != posterior.get(name)]
     if changed:
         detail = ", ".join(f"{name} {fitted.get(name, 'unset')}" for name in changed)

@@ -1,0 +1,203 @@
+"""A model on the Hugging Face hub: its files, and a card that says what it is for and how good it is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from didicm.checkpoint import CALIBRATION, CONFIG, HUB, WEIGHTS, Checkpoint, hub_name, load, local_directory
+from didicm.classifier import Ensemble, StandardClassifier
+from didicm.errors import UserError, reason
+from didicm.evaluation.calibration import Calibration, load_calibration
+from didicm.files import read_json, to_json
+
+CARD = "README.md"
+EVALUATIONS = "evaluation/*/metrics.json"  # below a run or a model directory
+MOST_CLASSES = 50  # that a card lists
+# Metrics of a card, by the hub's names and in words.
+METRICS = {
+    "cls/Acc": ("accuracy", "accuracy"),
+    "cls/NLL": ("nll", "negative log-likelihood, in nats"),
+    "cls/Brier": ("brier_score", "Brier score, 0 to 2"),
+    "cal/ECE": ("expected_calibration_error", "calibration error (ECE)"),
+    "sc/AURC": ("aurc", "area under risk over coverage"),
+}
+TAGS = ["image-classification", "uncertainty", "calibration", "discrete-diffusion", "didicm"]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What was uploaded."""
+
+    address: str
+    files: list[str]
+    notes: list[str]  # what is missing, and what would add it
+
+
+def push(source: str | Path, destination: str, *, private: bool = False) -> Pushed:
+    """Upload a model to `hf://owner/name`, in one commit, after checking that it loads.
+
+    With its calibration if there is one, and a card that tells the evaluations stored beside it.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    repo, revision = hub_name(destination)
+    directory = local_directory(source)
+    checkpoint, calibration = load(directory), load_calibration(directory)
+    evaluations, notes = _evaluations({Path(source), directory}, checkpoint)
+    config = read_json(directory / CONFIG, "restore it from a copy")
+    files: dict[str, bytes | Path] = {
+        WEIGHTS: directory / WEIGHTS,
+        CONFIG: to_json({**config, "label_names": checkpoint.class_names}).encode(),
+        CARD: model_card(repo, checkpoint, calibration, evaluations).encode(),
+    }
+    if calibration is None:
+        notes.append("there is no calibration: didicm calibrate adds one")
+    else:
+        stored = read_json(directory / CALIBRATION, "calibrate again")
+        files[CALIBRATION] = to_json({**stored, "fitted_on": _public(stored["fitted_on"])}).encode()
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in files.items()]
+    api = HfApi()
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        api.create_commit(repo, operations, commit_message="A model of didicm", revision=revision)
+    except Exception as error:  # what a failing connection raises differs between versions of the hub's client
+        first = reason(error).partition(". ")[0]
+        raise UserError(
+            f"{destination} cannot be written: {first}; check the name, your login and the network"
+        ) from error
+    return Pushed(HUB + repo, list(files), notes)
+
+
+def model_card(
+    repo: str, checkpoint: Checkpoint, calibration: Calibration | None, evaluations: Sequence[Mapping[str, Any]]
+) -> str:
+    """The README of a model on the hub."""
+    from huggingface_hub import ModelCardData
+
+    name = repo.rpartition("/")[2]
+    data = ModelCardData(
+        library_name="didicm",
+        pipeline_tag="image-classification",
+        tags=TAGS,
+        model_name=name if evaluations else None,
+        eval_results=_eval_results(evaluations) or None,
+    )
+    parts = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {name}",
+        f"{_kind(checkpoint)} for {checkpoint.classifier.num_classes} classes, trained with didicm. It answers "
+        "with a posterior: a probability for every class, not only the most probable one.",
+        f"## Intended use\n\n{_USE}",
+        "## How to load it\n\n" + _LOAD.format(address=HUB + repo),
+        "## How good it is\n\n" + ("\n\n".join(map(_metrics_table, evaluations)) or "Not evaluated yet."),
+        "## Calibration\n\n" + _calibration_text(calibration),
+        "## Classes\n\n" + _class_list(checkpoint.class_names),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_USE = """\
+It is meant for images of the kind it was trained and evaluated on, and for these classes only: an image of
+anything else gets a posterior over them all the same. What is said below of its probabilities and sets holds for
+images like those it was measured on; check it on your own with `didicm evaluate` before you rely on it."""
+
+_LOAD = """\
+```python
+import didicm
+
+predictor = didicm.Predictor.load("{address}")
+prediction = predictor("image.jpg")  # classes with probabilities, entropy, conformal set
+```
+
+```sh
+didicm predict {address} image.jpg
+```"""
+
+
+def _kind(checkpoint: Checkpoint) -> str:
+    if isinstance(checkpoint.classifier, Ensemble):
+        return f"An ensemble of {len(checkpoint.classifier.members)} classifiers"
+    recipe = getattr(checkpoint.classifier.model, "recipe", None)
+    network = f" on {recipe['name']}" if recipe else ""
+    standard = isinstance(checkpoint.classifier, StandardClassifier)
+    return f"A standard classifier{network}" if standard else f"A diffusion classifier (DiDiCM{network})"
+
+
+def _evaluations(folders: set[Path], checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
+    """What `didicm evaluate` stored for these very weights, and what to say of the rest."""
+    paths = sorted({path.resolve() for folder in folders for path in folder.glob(EVALUATIONS)})
+    found = [read_json(path, "evaluate again") for path in paths]
+    fresh = [_public(values) for values in found if values.get("weights_sha256") == checkpoint.weights_sha256]
+    stale = len(found) - len(fresh)
+    if stale:
+        which = "1 evaluation is" if stale == 1 else f"{stale} evaluations are"
+        return fresh, [f"{which} of other weights and left out: run didicm evaluate again"]
+    return fresh, [] if fresh else ["there are no metrics: didicm evaluate adds them"]
+
+
+def _public(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of an evaluation or a calibration, without where its images lie on this machine."""
+    place = str(about.get("data", ""))
+    name = place if "://" in place else Path(place).name
+    return {
+        key: value.replace(place, name) if isinstance(value, str) and place else value
+        for key, value in about.items()
+    }
+
+
+def _eval_results(evaluations: Sequence[Mapping[str, Any]]) -> list[Any]:
+    from huggingface_hub import EvalResult
+
+    return [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type="image-classification",
+            dataset_name=_condition(evaluation),
+            metric_type=metric,
+            metric_name=words,
+            metric_value=evaluation["metrics"][ours],
+        )
+        for evaluation in evaluations
+        for ours, (metric, words) in METRICS.items()
+    ]
+
+
+def _condition(evaluation: Mapping[str, Any]) -> str:
+    corruption = evaluation.get("corruption")
+    return f"{evaluation['images']}, {corruption}" if corruption else str(evaluation["images"])
+
+
+def _metrics_table(evaluation: Mapping[str, Any]) -> str:
+    rows = [
+        f"{evaluation['num_images']} images: {_condition(evaluation)}\n",
+        "| | value | 95 % interval |",
+        "|---|---|---|",
+    ]
+    for name, (_, words) in METRICS.items():
+        low, high = evaluation["intervals"].get(name, (None, None))
+        interval = "" if low is None else f"{low:.4f} to {high:.4f}"
+        rows.append(f"| {words} | {evaluation['metrics'][name]:.4f} | {interval} |")
+    for name, sets in evaluation["conformal"].items():
+        share = f"coverage of {name.upper()} sets, {100 * sets['target']:g} % aimed at"
+        rows.append(f"| {share}; {sets['mean_size']:.2f} classes each | {sets['coverage']:.4f} | |")
+    return "\n".join(rows)
+
+
+def _calibration_text(calibration: Calibration | None) -> str:
+    if calibration is None:
+        return "None: the probabilities are as the network gives them, and there are no conformal sets."
+    source = _public(calibration.fitted_on)
+    rules = ", ".join(f"{name.upper()} with alpha {rule.alpha:g}" for name, rule in calibration.conformal.items())
+    return (
+        f"`{CALIBRATION}` holds a temperature of {calibration.temperature:.3g} and conformal sets ({rules}), "
+        f"fitted to {source.get('images', 'some')} held-out images ({source.get('split') or source.get('data')})."
+    )
+
+
+def _class_list(class_names: Sequence[str] | None) -> str:
+    if class_names is None:
+        return "The classes have numbers, no names."
+    listed = "\n".join(f"- {name}" for name in class_names[:MOST_CLASSES])
+    more = len(class_names) - MOST_CLASSES
+    return listed + (f"\n- and {more} more: `label_names` in `{CONFIG}` has them all" if more > 0 else "")
