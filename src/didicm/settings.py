@@ -17,7 +17,10 @@ from didicm.values import Count, Fraction, Natural, NonNegative, Positive, Range
 RECIPES = Path(__file__).with_name("recipes")
 
 # Settings that change how a run is carried out but not what comes out: a resumed run may have others.
-CHANGEABLE_ON_RESUME = ("run.workers", "run.log_seconds", "run.save_seconds", "run.tensorboard", "run.wandb")
+CHANGEABLE_ON_RESUME = tuple(
+    f"run.{name}"
+    for name in ("workers", "grad_checkpointing", "log_seconds", "save_seconds", "tensorboard", "wandb")
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class RunConfig(Settings):
         validate_epochs: validate every so many epochs, and at the end
         save_seconds: save the state at least this often, and at the end
         log_seconds: a line in metrics.jsonl, and on the screen if it is no terminal
+        grad_checkpointing: compute activations again for the backward pass instead of keeping them, to save memory
         sync_batch_norm: take batch statistics over all devices and not on each; on GPUs
         wandb: name of the project to log to
     """
@@ -79,6 +83,7 @@ class RunConfig(Settings):
     nodes: Natural = 1
     strategy: str = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    grad_checkpointing: bool = False
     sync_batch_norm: bool = False
     compile: bool = False
     workers: Count = 4

@@ -4,6 +4,7 @@ The trunk's blocks return their two branches unmerged: ResNet adds them, DiDiRN 
 Both therefore have exactly the same convolutions.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -132,11 +133,10 @@ class Trunk(nn.Module):
         """All blocks in the order in which they run."""
         return [block for name in self.stage_names for block in getattr(self, name)]
 
-    def run_block(self, block: Block, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a block; with gradient checkpointing its activations are computed again in the backward pass."""
+    def run(self, part: Callable[..., Any], *inputs: Any) -> Any:
+        """Run a part of the network; with gradient checkpointing its activations are computed again, not kept."""
         again = self.grad_checkpointing and self.training and torch.is_grad_enabled()
-        branches: tuple[Tensor, Tensor] = checkpoint(block, x, use_reentrant=False) if again else block(x)
-        return branches
+        return checkpoint(part, *inputs, use_reentrant=False) if again else part(*inputs)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool (B, C, H, W) and apply the last linear layer."""
@@ -181,11 +181,14 @@ class ResNet(Trunk):
 
     def forward_features(self, image: Tensor) -> Tensor:
         """Last feature map (B, C, H, W)."""
-        x: Tensor = self.stem(image)
+        x: Tensor = self.run(self.stem, image)
         for block, rate in zip(self.blocks(), self.drop_path_rates, strict=True):
-            residual, skip = self.run_block(block, x)
-            x = F.relu(drop_path(residual, rate, self.training) + skip, inplace=True)
+            x = self.run(self._advance, x, block, rate)
         return x
 
     def forward(self, image: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(image))
+
+    def _advance(self, x: Tensor, block: Block, rate: float) -> Tensor:
+        residual, skip = block(x)
+        return F.relu(drop_path(residual, rate, self.training) + skip, inplace=True)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from didicm.diffusion import Features
 from didicm.diffusion.process import at_least_float32, log_marginal
-from didicm.models.resnet import Architecture, StemKind, Trunk
+from didicm.models.resnet import Architecture, Block, StemKind, Trunk
 from didicm.values import Range, coerce
 
 WIDTH = 128  # of the embedding of the condition
@@ -117,7 +117,7 @@ class DiDiRN(Trunk, ScoreModel):
 
     def encode(self, image: Tensor) -> Features:
         """Stem and first block up to the first conditioning."""
-        residual, skip = self.run_block(self.blocks()[0], self.stem(image))
+        residual, skip = self.run(self.blocks()[0], self.run(self.stem, image))
         return residual + skip if self.layout == "paper" else (residual, skip)
 
     def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
@@ -135,10 +135,13 @@ class DiDiRN(Trunk, ScoreModel):
     def _trunk(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
         projected = self.project(F.silu(self.condition(label, total)))[..., None, None]
         conditions = torch.split(projected, self.block_channels, dim=1)
-        x = self._merge(features, self.norms[0], conditions[0])  # `encode` ran the first block
+        x: Tensor = self.run(self._merge, features, self.norms[0], conditions[0])  # `encode` ran the first block
         for block, norm, condition in list(zip(self.blocks(), self.norms, conditions, strict=True))[1:]:
-            x = self._merge(self.run_block(block, x), norm, condition)
+            x = self.run(self._advance, x, block, norm, condition)
         return x
+
+    def _advance(self, x: Tensor, block: Block, norm: nn.Module, condition: Tensor) -> Tensor:
+        return self._merge(block(x), norm, condition)
 
     def _merge(self, branches: Features, norm: nn.Module, condition: Tensor) -> Tensor:
         if self.layout == "official":

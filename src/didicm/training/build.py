@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from timm.optim import list_optimizers
-from torch import Tensor
+from torch import Tensor, nn
 
 from didicm.classifier import Classifier, DiffusionClassifier, StandardClassifier
 from didicm.data import (
@@ -23,7 +23,7 @@ from didicm.diffusion import UniformProcess, schedule_from_dict
 from didicm.errors import UserError, did_you_mean
 from didicm.models import Cost, baseline_name, cost, create_model
 from didicm.settings import TrainConfig
-from didicm.training.devices import is_sharded
+from didicm.training.devices import fixed_statistics, is_sharded
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ def build(config: TrainConfig) -> RunComponents:
     if config.balance == "weights":
         counts = np.bincount(train.labels, minlength=len(train.class_names)).clip(min=1)
         weight = torch.tensor(len(train) / (counts * (counts > 0).sum()), dtype=torch.float32)
+    classifier = build_classifier(config, len(train.class_names), transform.channels)
+    if config.run.grad_checkpointing:
+        _checkpoint_gradients(classifier.model)
     return RunComponents(
         train=train,
         val=data.val,
@@ -70,7 +73,7 @@ def build(config: TrainConfig) -> RunComponents:
         train_transform=TrainTransform(config.augment, transform),
         corrupt_train=corrupt_train,
         corrupt_eval=corrupt_eval,
-        classifier=build_classifier(config, len(train.class_names), transform.channels),
+        classifier=classifier,
         class_weight=weight,
     )
 
@@ -159,9 +162,17 @@ def _saved_bytes(components: RunComponents, images: int) -> int:
     size, channels = components.eval_transform.size, components.eval_transform.channels
     image = torch.randn(images, channels, size, size)
     target = target_distribution(torch.zeros(images, dtype=torch.long), len(components.class_names))
-    with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x), torch.random.fork_rng():
-        components.classifier.eval().loss(image, target)
+    hooks = torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x)
+    with hooks, torch.random.fork_rng(), fixed_statistics(components.classifier.model):
+        components.classifier.train().loss(image, target)
     return sum(saved.values())
+
+
+def _checkpoint_gradients(network: nn.Module) -> None:
+    try:
+        network.set_grad_checkpointing(True)  # type: ignore[operator]
+    except (AttributeError, AssertionError) as error:  # how those of timm refuse that cannot
+        raise UserError("run.grad_checkpointing: this network cannot do that, leave it out") from error
 
 
 def _process(config: TrainConfig, num_classes: int) -> UniformProcess:

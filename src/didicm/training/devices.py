@@ -1,7 +1,8 @@
 """Devices and processes through lightning-fabric; with fsdp every process holds a part of each weight."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
@@ -77,6 +78,19 @@ def share_statistics(network: nn.Module, fabric: Fabric) -> None:
     """Give all processes the first one's batch statistics, so that they validate what will be saved."""
     if fabric.world_size > 1:
         distribute_bn(network, fabric.world_size)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def fixed_statistics(network: nn.Module) -> Iterator[None]:
+    """Leave running batch statistics alone: those of activations that are computed again would count twice."""
+    kept = [(module, dict(module._buffers)) for module in network.modules()]
+    for module, buffers in kept:
+        module._buffers.update({name: x if x is None else x.clone() for name, x in buffers.items()})
+    try:
+        yield
+    finally:
+        for module, buffers in kept:
+            module._buffers.update(buffers)
 
 
 def agree(fabric: Fabric, *wishes: bool) -> list[bool]:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from didicm.training.build import RunComponents, build, check_batches
 from didicm.training.devices import (
     agree,
     first_alone,
+    fixed_statistics,
     gather,
     gather_rows,
     make_fabric,
@@ -105,6 +106,7 @@ def _train(
         console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
 
     steps = Steps(state, optimizer, fabric)
+    recomputing = partial(fixed_statistics, classifier.model) if config.run.grad_checkpointing else nullcontext
     silent, saved = not fabric.is_global_zero, time.monotonic()
     read = True  # whether the host looks at a step's numbers, which waits for a GPU
     with (
@@ -126,7 +128,8 @@ def _train(
                     batch = _batch(*next(batches), number, config, run, mixer, fabric)
                     with fabric.no_backward_sync(module, enabled=part < config.accumulate - 1):
                         part_loss = module(*batch) / config.accumulate
-                        fabric.backward(part_loss)
+                        with recomputing():
+                            fabric.backward(part_loss)
                     losses.append(part_loss.detach())
                 largest = config.optimizer.clip or math.inf
                 norm = gather(fabric.clip_gradients(module, optimizer, max_norm=largest, error_if_nonfinite=False))

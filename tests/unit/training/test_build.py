@@ -102,6 +102,15 @@ def test_an_estimate_grows_with_what_it_is_of():
     assert one.weights_mb == pytest.approx(5 * 4 * one.cost.parameters / 2**20)  # with averaged weights
 
 
+def test_gradient_checkpointing_shows_in_the_estimate_and_some_networks_refuse_it():
+    settings = [config(run__grad_checkpointing=enable) for enable in (False, True)]
+    plain, again = (estimate(made, build(made), 1) for made in settings)
+    assert again.activations_mb < 0.6 * plain.activations_mb
+    network = {"model": "backbone_score", "model_args": {"backbone": "dla46_c", "width": None, "stem": None}}
+    with pytest.raises(UserError, match=r"run\.grad_checkpointing: this network cannot do that"):
+        build(config(run__grad_checkpointing=True, **network))
+
+
 def test_an_optimiser_that_timm_lacks_is_refused_with_the_nearest():
     with pytest.raises(UserError, match="'adamv' is none of timm's optimisers: did you mean adam"):
         build(config(optimizer__name="adamv"))

@@ -19,6 +19,16 @@ def test_a_compiled_network_learns_the_same(train, weights_of, assert_same, monk
     assert_same(weights_of(plain), weights_of(compiled), atol=1e-4)
 
 
+BACKBONE = {"model": "backbone_score", "model_args": {"backbone": "resnet10t", "width": None, "stem": None}}
+
+
+@pytest.mark.parametrize("network", [{}, {"method": "standard"}, {"image__size": 32, **BACKBONE}], ids=str)
+def test_gradient_checkpointing_learns_the_very_same(network, train, weights_of, assert_same):
+    """Batch statistics included: what is computed again counts once."""
+    plain, again = (train(str(enable), run__grad_checkpointing=enable, **network) for enable in (False, True))
+    assert_same(weights_of(plain), weights_of(again))
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lambc", "sgd"])
 def test_the_condition_of_a_diffusion_classifier_grows_from_zero(optimizer, train, tmp_path, weights_of):
     """LAMB scales a step with the norm of the weights: those that start at zero need to be outside of that."""
