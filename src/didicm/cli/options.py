@@ -5,14 +5,16 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from didicm.data import Corruptions
-from didicm.evaluation.stored import StoredModel, open_model
 from didicm.progress import ProgressDisplay
 from didicm.values import Count, Natural
+
+if TYPE_CHECKING:  # they need PyTorch, and exported models do without
+    from didicm.data import Corruptions
+    from didicm.evaluation.stored import StoredModel
 
 WORKERS = min(4, os.cpu_count() or 1)
 
@@ -37,8 +39,10 @@ class AskOptions:
     batch_size: Natural = 64
     calibration: bool = True
 
-    def open(self) -> StoredModel:
+    def open(self) -> "StoredModel":
         """Load the model."""
+        from didicm.evaluation.stored import open_model
+
         return open_model(self.run, device=self.device, size=self.size, sampler=self.sampler)
 
 
@@ -60,8 +64,10 @@ class LabelledOptions(AskOptions):
     workers: Count = WORKERS
     seed: Count = 0
 
-    def parsed_corruption(self) -> Corruptions | None:
+    def parsed_corruption(self) -> "Corruptions | None":
         """The corruption, checked."""
+        from didicm.data import Corruptions
+
         return None if self.corruption is None else Corruptions.parse(self.corruption)
 
     @contextmanager
@@ -77,7 +83,7 @@ class LabelledOptions(AskOptions):
             }
 
 
-def hint_corruption(model: StoredModel, corruption: str | None, console: Console) -> None:
+def hint_corruption(model: "StoredModel", corruption: str | None, console: Console) -> None:
     """Remind of what training validated on."""
     trained = model.training
     if trained is not None and trained.corrupt_eval and corruption is None:

@@ -22,6 +22,7 @@ class ServeOptions(AskOptions):
     """Options of `didicm serve`.
 
     Args:
+        run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export
         baseline: another run, which the page shows side by side
         host: address to listen on; any but this machine's own needs a token
         port: port to listen on; 0 takes a free one
@@ -90,18 +91,29 @@ def main(argv: list[str]) -> int:
 
 
 def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine":
-    """Load a model."""
-    from didicm.inference.predictor import Predictor
-    from didicm.serving.engine import TorchEngine
+    """Load a model, an exported one without PyTorch; settings of sampler and size are not for the baseline."""
+    from didicm.inference.onnx import SUFFIX, OnnxPredictor
+    from didicm.serving.engine import OnnxEngine, TorchEngine
 
-    main_model = source == options.run
+    settings = options.sampler if source == options.run else {}
+    size = options.size if source == options.run else None
+    if source.endswith(SUFFIX):
+        if settings or size or not options.calibration:
+            raise UserError(
+                f"{source} answers as it was exported: leave out --sampler, --size and --no-calibration"
+            )
+        exported = OnnxPredictor.load(source, options.device, conformal=options.conformal)
+        console.print(exported.note)
+        return OnnxEngine(exported)
+    from didicm.inference.predictor import Predictor
+
     predictor = Predictor.load(
         source,
         options.device,
         calibrated=options.calibration,
-        size=options.size if main_model else None,
+        size=size,
         conformal=options.conformal,
-        **(options.sampler if main_model else {}),
+        **settings,
     )
     console.print(f"{model_name(source)}: {predictor.note}")
     return TorchEngine(predictor)

@@ -11,6 +11,7 @@ from PIL import Image
 from didicm.errors import UserError
 
 if TYPE_CHECKING:
+    from didicm.inference.onnx import OnnxPredictor
     from didicm.inference.predictor import Predictor
 
 Probs = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -112,6 +113,43 @@ class TorchEngine:
     def _changed(self, question: Question) -> "Predictor":
         settings = question.sampler_settings()
         return self.predictor.changed(**settings) if settings else self.predictor
+
+
+class OnnxEngine:
+    """An exported model as the server sees it: it answers one question, for which it was exported."""
+
+    has_trajectory = False
+
+    def __init__(self, predictor: "OnnxPredictor") -> None:
+        self.predictor, self.class_names = predictor, predictor.class_names
+
+    def describe(self) -> dict[str, Any]:
+        """What its file says of itself."""
+        metadata, rule = self.predictor.metadata, self.predictor.rule
+        return {
+            "kind": "diffusion classifier" if metadata.sampler else "standard classifier",
+            "engine": "onnxruntime",
+            "input": {name: metadata.transform[name] for name in ("size", "channels")},
+            "sampler": metadata.sampler[0] if metadata.sampler else None,
+            "calibrated": metadata.temperature is not None,
+            "coverage": None if rule is None else 1 - rule.alpha,
+        }
+
+    def check(self, question: Question) -> None:
+        """Any question but the one."""
+        if question != Question():
+            raise UserError("this model answers as it was exported: leave out steps, sampler and trajectory")
+
+    def read(self, image: Image.Image) -> Any:
+        """8-bit pixels (H, W, C)."""
+        return self.predictor.read(image)
+
+    def predict(self, images: Sequence[Any], question: Question) -> list[Answer]:
+        """Posteriors, calibrated if the file is."""
+        return [
+            Answer(prediction.probs.astype(np.float64), prediction.conformal_set, None)
+            for prediction in self.predictor.predict_batch(images)
+        ]
 
 
 def check_shape(image: Image.Image, pixels: int) -> None:

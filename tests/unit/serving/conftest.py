@@ -53,6 +53,12 @@ class Client:
 
 
 @pytest.fixture(scope="session")
+def connect():
+    """A client of the server on a port."""
+    return Client
+
+
+@pytest.fixture(scope="session")
 def serve_here():
     """Serve engines by name; the server ends with the tests."""
     running = []
