@@ -36,9 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if command not in COMMANDS:
             raise UserError(f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}")
+        exported = command == "predict" and any(argument.endswith(".onnx") for argument in arguments)
+        name = "predict_exported" if exported else command.replace("-", "_")
         with torch_required(f"didicm {command}"):
-            module = import_module(f"didicm.cli.{command.replace('-', '_')}")
-            return int(module.main(arguments))
+            return int(import_module(f"didicm.cli.{name}").main(arguments))
     except UserError as error:
         print(f"didicm: {error}", file=sys.stderr)
         return 2

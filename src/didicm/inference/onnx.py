@@ -94,7 +94,14 @@ class OnnxPredictor:
 
     def read(self, image: Source) -> Array:
         """What the graph takes of an image: upright, in its channels and size, 8-bit pixels (H, W, C)."""
-        return read_source(image, self._prepare)
+        return read_source(image, self.prepare)
+
+    def prepare(self, image: Image.Image) -> Array:
+        """`read` of a PIL image."""
+        transform = self.metadata.transform
+        size, image = transform["size"], to_channels(image, transform["channels"])
+        image = resize_and_crop(image, size, transform["crop_pct"], transform["interpolation"])
+        return np.asarray(image).reshape(size, size, -1)
 
     def posterior(self, images: Array) -> Array:
         """P(class | image) as (B, K) probabilities of images (B, H, W, C) that `read` made."""
@@ -108,12 +115,6 @@ class OnnxPredictor:
         probs = self.posterior(np.stack(images))
         sets = [None] * len(probs) if self.rule is None else self.rule.contains(probs)
         return [Prediction.of(row, self.class_names, inside) for row, inside in zip(probs, sets, strict=True)]
-
-    def _prepare(self, image: Image.Image) -> Array:
-        transform = self.metadata.transform
-        size, image = transform["size"], to_channels(image, transform["channels"])
-        image = resize_and_crop(image, size, transform["crop_pct"], transform["interpolation"])
-        return np.asarray(image).reshape(size, size, -1)
 
 
 def _open_session(path: Path, device: str) -> Any:

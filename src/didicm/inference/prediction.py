@@ -62,8 +62,12 @@ def read_source(image: Source, transform: Callable[[Image.Image], T]) -> T:
             return transform(opened)
     except Exception as error:  # a broken file can raise nearly anything from inside a decoder
         name = readable(str(image)) if isinstance(image, (str, Path)) else f"the {type(image).__name__} given"
-        why = "no such file" if isinstance(error, FileNotFoundError) else reason(error)
-        raise UnreadableImageError(f"{name} cannot be read as an image ({why})") from error
+        raise UnreadableImageError(f"{name} cannot be read as an image ({why_unreadable(error)})") from error
+
+
+def why_unreadable(error: Exception) -> str:
+    """What kept an image from being read, without its name."""
+    return "no such file" if isinstance(error, FileNotFoundError) else reason(error)
 
 
 def _array_image(image: Array) -> Image.Image:

@@ -1,3 +1,9 @@
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -75,3 +81,50 @@ def test_rules_on_arrays_are_those_on_tensors():
     for method in ("lac", "aps"):
         rule = Conformal(method, 0.2, 0.7, 30)
         assert np.array_equal(rule.contains(probs.numpy()), rule.sets(probs).numpy())
+
+
+def test_predict_runs_without_pytorch(onnx_model, calibrated_model, tmp_path, write):
+    """In a process of its own, where PyTorch would be missed."""
+    folder = tmp_path / "photos"
+    paths = [write(folder / f"{i}.jpg", seed=i, size=(40 + 9 * i, 50)) for i in range(3)]
+    (folder / "x.png").write_text("no image")
+    code = (
+        "import sys; sys.modules['torch'] = None; from didicm.cli.__main__ import main; "
+        "code = main(sys.argv[1:]); assert sys.modules['torch'] is None; sys.exit(code)"
+    )
+    command = ["predict", "--json", "--batch-size=2", onnx_model, folder, "--conformal", "aps"]
+    ran = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert "x.png cannot be read as an image" in ran.stderr
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [line["image"] for line in lines] == [str(path) for path in paths]
+    for line, theirs in zip(lines, Predictor.load(calibrated_model, conformal="aps")(paths), strict=True):
+        assert [entry["name"] for entry in line["classes"]] == [name for name, _ in theirs.classes]
+        told = [entry["probability"] for entry in line["classes"]]
+        np.testing.assert_allclose(told, [p for _, p in theirs.classes], atol=1e-5)
+        assert line["conformal_set"] == theirs.conformal_set
+
+
+def test_predict_shows_a_table_and_knows_its_options(onnx_model, tmp_path, write, works, fails):
+    photo = write(tmp_path / "photo.jpg")
+    shown = works("predict", onnx_model, photo, "--top", 1)
+    assert "entropy" in shown.out
+    assert "holds the truth for 90 % of images" in shown.out
+    assert "as exported, calibrated" in shown.err
+    assert "needs IMAGES" in fails("predict", onnx_model)
+    assert "has no option --sampler.steps" in fails("predict", onnx_model, photo, "--sampler.steps", 2)
+
+
+def test_the_ten_lines_of_the_guide_say_the_same(onnx_model, tmp_path, write, monkeypatch, capsys):
+    root = Path(__file__).parents[3]
+    example = root / "examples" / "onnx_client.py"
+    lines = example.read_text().partition("ImageOps\n\n")[2]
+    assert lines.count("\n") == 10
+    assert lines in (root / "docs" / "guide.md").read_text()
+    for i, (size, mode) in enumerate([((50, 41), "RGB"), ((30, 80), "L"), ((12, 12), "RGB")]):
+        photo = write(tmp_path / f"{i}.jpg", seed=i, size=size, mode=mode)
+        monkeypatch.setattr(sys, "argv", ["onnx_client.py", str(onnx_model), str(photo)])
+        runpy.run_path(str(example))
+        told = [line.split(": ") for line in capsys.readouterr().out.splitlines()]
+        expected = OnnxPredictor.load(onnx_model)(photo).classes
+        assert told == [[name, f"{p:.6f}"] for name, p in expected]
