@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from didicm import UserError
 from didicm.settings import load_recipe, recipes
@@ -15,8 +16,33 @@ from didicm.values import override
 def test_a_compiled_network_learns_the_same(train, weights_of, assert_same, monkeypatch):
     # What is captured is ours; the C++ that would be made of it is PyTorch's, and takes minutes.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    plain, compiled = train("plain"), train("compiled", run__compile=True)
+    plain, compiled = train("plain"), train("compiled", run__compile=True, run__grad_checkpointing=True)
     assert_same(weights_of(plain), weights_of(compiled), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run__precision": "bf16-mixed", "draws_per_image": 2},
+        {"model_args__parameterization": "score", "model_args__layout": "official", "label_proposal": 0},
+        {"method": "standard", "augment__mixup": 0.2},
+        {"method": "standard", "objective": "marginal"},
+    ],
+    ids=str,
+)
+def test_a_compiled_loss_is_one_graph_in_all_steps(changes, train, monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    train(run__compile=True, **changes)
+    assert len(graphs) == 1
+    assert not counters["graph_break"]
 
 
 BACKBONE = {"model": "backbone_score", "model_args": {"backbone": "resnet10t", "width": None, "stem": None}}
