@@ -43,15 +43,14 @@ def create_app(service: Service, access: Access, *, label_studio: str | None = N
         lifespan=lifespan,
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,
         exception_handlers={
             RefusalError: _refuse,
             HTTPException: _refuse_http,
             Exception: _fail,
         },
     )
-    guard = Guard(
-        app, limits=service.limits, access=access, metrics=service.metrics, free={*PAGE, *HEALTH, "/health/"}
-    )
+    guard = Guard(app, limits=service.limits, access=access, metrics=service.metrics, free={*PAGE, *HEALTH})
     studio = protocols.LabelStudio(service, label_studio)
     _add_own(app, service, guard, studio)
     _add_page(app, service)

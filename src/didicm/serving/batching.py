@@ -63,24 +63,29 @@ class Batcher:
         return await asyncio.gather(*(item.future for item in items), return_exceptions=True)
 
     def _run(self) -> None:
-        while batch := self._next():
-            self._metrics.batch(len(batch))
-            for item, result in zip(batch, self._ask(batch), strict=True):
-                _deliver(item.future, result)
+        while True:
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+                batch = self._next()
+            if batch:
+                self._metrics.batch(len(batch))
+                for item, result in zip(batch, self._ask(batch), strict=True):
+                    _deliver(item.future, result)
 
     def _next(self) -> list[Waiting]:
-        """Those who wait longest and ask what the first one asks; none once all is done and it is closed."""
-        with self._arrived:
-            while not self._queue and not self._closed:
-                self._arrived.wait()
-            batch: list[Waiting] = []
-            others: list[Waiting] = []
-            while self._queue and len(batch) < self._batch_size:
-                item = self._queue.popleft()
-                same = not batch or item.question == batch[0].question
-                (batch if same else others).append(item)
-            self._queue.extendleft(reversed(others))
-            return batch
+        """Those who wait longest and ask what the first one asks."""
+        batch: list[Waiting] = []
+        others: list[Waiting] = []
+        while self._queue and len(batch) < self._batch_size:
+            item = self._queue.popleft()
+            if item.future.done():  # its client ran out of time
+                continue
+            same = not batch or item.question == batch[0].question
+            (batch if same else others).append(item)
+        self._queue.extendleft(reversed(others))
+        return batch
 
     def _ask(self, batch: Sequence[Waiting]) -> list[Answer | BaseException]:
         try:

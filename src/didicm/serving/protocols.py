@@ -1,5 +1,6 @@
 """Thin routes for other programs: the Open Inference Protocol v2, and Label Studio's machine learning backends."""
 
+import asyncio
 import math
 import os
 import urllib.error
@@ -65,7 +66,7 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
     async def infer(name: str, request: Request) -> dict[str, Any]:
         names = _known(service, name)
         content = await read_json(request)
-        images = _tensor_images(content.get("inputs"), service.limits)
+        images = await service.run(_tensor_images, content.get("inputs"), service.limits)
         parameters = content.get("parameters") or {}
         if not isinstance(parameters, dict) or not set(parameters) <= {"steps", "sampler"}:
             raise RefusalError(400, "parameters may be steps and sampler")
@@ -156,7 +157,8 @@ class LabelStudio:
         if len(tasks) > self.service.limits.images:
             raise RefusalError(400, f"at most {self.service.limits.images} tasks are allowed, got {len(tasks)}")
         choices, image, key, allowed = read_interface(content.get("label_config"))
-        fetched = [await self.service.run(self._fetch, (task.get("data") or {}).get(key)) for task in tasks]
+        addresses = [data.get(key) if isinstance(data := task.get("data"), dict) else None for task in tasks]
+        fetched = await asyncio.gather(*(asyncio.to_thread(self._fetch, address) for address in addresses))
         names = self.service.engine.class_names
         results = []
         question = make_options({}, self.service.limits).question

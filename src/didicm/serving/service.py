@@ -21,6 +21,8 @@ from didicm.serving.uploads import Options, decode
 
 log = logging.getLogger("didicm.serving")
 
+SMALLEST = np.finfo(np.float64).tiny
+
 Source: TypeAlias = bytes | Image.Image | UserError  # an upload, its pixels, or why there are none
 
 
@@ -127,13 +129,14 @@ def class_factors(names: Sequence[str], options: Options) -> Probs | None:
     """What the posterior is multiplied by (K,): the prior, and 0 for classes that are not possible here."""
     if not options.classes and not options.prior:
         return None
+    known, possible = set(names), set(options.classes or names)
     for name in (*options.classes, *options.prior):
-        if name not in names:
+        if name not in known:
             raise RefusalError(422, f"there is no class {name[:40]!r}: {did_you_mean(name[:40], names)}")
     if options.prior and (missing := [x for x in options.classes or names if x not in options.prior]):
         raise RefusalError(422, f"the prior says nothing of class {missing[0]!r}: give every class its frequency")
-    possible = set(options.classes or names)
-    return np.array([options.prior.get(name, 1.0) if name in possible else 0.0 for name in names])
+    factors = np.array([options.prior.get(name, 1.0) if name in possible else 0.0 for name in names])
+    return np.asarray(factors / max(factors.max(), SMALLEST))  # large numbers must not overflow
 
 
 def describe(answer: Answer | UserError, names: Sequence[str], factors: Probs | None, top: int) -> dict[str, Any]:

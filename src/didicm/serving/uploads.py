@@ -19,6 +19,7 @@ from didicm.serving.security import Limits
 from didicm.values import Natural, NonNegative, Settings, field_types
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+MOST_NAMES = 100_000  # in an option: more would keep others waiting
 IMAGE_KEYS = ("image", "images")
 
 
@@ -95,9 +96,11 @@ async def read_json(request: Request) -> dict[str, Any]:
 def make_options(given: Mapping[str, Any], limits: Limits) -> Options:
     """Options from names and values; a wrong one is told in one sentence."""
     known = field_types(Options)
-    for name in given:
+    for name, value in given.items():
         if name not in known:
             raise RefusalError(422, f"there is no option {name[:40]!r}: {did_you_mean(name[:40], known)}")
+        if hasattr(value, "__len__") and len(value) > MOST_NAMES:
+            raise RefusalError(422, f"{name} is too long: give each class once")
     try:
         options = Options(**given)
     except UserError as error:

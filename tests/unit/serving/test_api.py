@@ -84,6 +84,9 @@ def test_classes_and_prior_are_exact_arithmetic_on_the_posterior(client, predict
     assert dict(classes_of(prediction)) == pytest.approx(
         {name: p[name] / (p["ant"] + p["cat"]) for name in ("ant", "cat")}, abs=1e-5
     )
+    huge = {"ant": 1e308, "bee": 1e308, "cat": 1e308}
+    _, content = client.post_json("/predict", {"image": b64(data), "prior": huge})
+    assert dict(classes_of(content["predictions"][0])) == pytest.approx(p, abs=1e-5)
     prior = {"ant": 0.2, "bee": 5, "cat": 1}
     _, content = client.post_json("/predict", {"image": b64(data), "prior": prior})
     total = sum(p[name] * prior[name] for name in prior)

@@ -14,9 +14,10 @@ class Echo:
     """Answers with the number it is given, refuses negative ones, and remembers its batches."""
 
     def __init__(self):
-        self.batches, self.open = [], threading.Event()
+        self.batches, self.asked, self.open = [], threading.Event(), threading.Event()
 
     def predict(self, images, question):
+        self.asked.set()
         self.open.wait(600)
         self.batches.append((list(images), question))
         if min(images) < 0:
@@ -97,10 +98,16 @@ def test_closing_answers_what_is_waiting(echo):
 
 def test_an_answer_that_nobody_waits_for_is_dropped(echo):
     async def work(batcher):
-        gone = asyncio.ensure_future(batcher.predict([1], Question()))
+        first = asyncio.ensure_future(batcher.predict([1], Question()))
+        while not echo.asked.is_set():
+            await asyncio.sleep(0)
+        gone = asyncio.ensure_future(batcher.predict([2], Question()))
         await asyncio.sleep(0)
-        gone.cancel()
+        for task in (first, gone):
+            task.cancel()
+        await asyncio.sleep(0)
         echo.open.set()
-        return await batcher.predict([2], Question())
+        return await batcher.predict([3], Question())
 
-    assert run(echo, work)[0].probs[0] == 2
+    assert run(echo, work)[0].probs[0] == 3
+    assert [images for images, _ in echo.batches] == [[1], [3]]  # nobody asks for those who have gone
