@@ -23,6 +23,13 @@ torch.set_num_threads(1)
 PATIENCE = 1200  # seconds: a busy machine is many times slower than an idle one
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--devices", type=int, default=1, help="processes per training, of tests/e2e/test_imagenet.py"
+    )
+    parser.addoption("--jobs", type=int, default=1, help="trainings at a time, of the same")
+
+
 @pytest.fixture(scope="session")
 def picture():
     """Smooth shapes with some noise, so that every corruption has something to act on."""
