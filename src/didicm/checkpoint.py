@@ -4,27 +4,33 @@ Loading never unpickles and never runs code from the directory: the config names
 arguments, or the caller brings the network, and the weights must fit it exactly.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from didicm.classifier import Classifier, DiffusionClassifier, Ensemble, StandardClassifier, num_classes_of
 from didicm.diffusion import Sampler, UniformProcess, schedule_from_dict
 from didicm.errors import UserError, reason
 from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model
+from didicm.values import coerce
 
 FORMAT = 2
 CONFIG, WEIGHTS, CALIBRATION = "config.json", "model.safetensors", "calibration.json"
 HUB = "hf://"
+MOST_MEMBERS = 100  # of an ensemble
 # Keys of a config beside the description of its classifier; the hub's have label_names, as timm's do.
-_COMMON = {"format", "class_names", "label_names", "transform", "versions", "weights_sha256"}
+_STORED = {"class_names": tuple[str, ...] | None, "transform": Mapping[str, Any] | None, "weights_sha256": str}
+_COMMON = {"format", "label_names", "versions", *_STORED}
 
 
 @dataclass(frozen=True)
@@ -73,16 +79,26 @@ def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
     config = read_json(path, "restore it from a copy")
     if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
         raise UserError(f"{path} has another format than this version of didicm reads ({FORMAT}): update didicm")
+    weights = _read_weights(directory / WEIGHTS)
     try:
-        class_names, transform, digest = (config[key] for key in ("class_names", "transform", "weights_sha256"))
+        values = {key: coerce(config[key], kind, key) for key, kind in _STORED.items()}
         described = {key: value for key, value in config.items() if key not in _COMMON}
-        classifier = _rebuild(_migrate(described) if config["format"] == 1 else described, model)
-        _check_names(class_names, classifier)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        described = _migrate(described) if config["format"] == 1 else described
+        if model is None:  # an outline first: what does not fit the weights may not take memory either
+            with torch.device("meta"), suppress(NotImplementedError):
+                _check_fit(_rebuild(described).model, weights, directory / WEIGHTS)
+        classifier = _rebuild(described, model)
+        class_names = _check_names(values["class_names"], classifier)
+    except _UnfitWeightsError:
+        raise
+    except Exception as error:  # builders of networks raise nearly anything when an argument makes no sense
         detail = f"{error} is missing" if isinstance(error, KeyError) else reason(error)
         raise UserError(f"{path} does not describe a model we can build: {detail}") from error
-    _load_weights(classifier.model, directory / WEIGHTS, digest)
-    return Checkpoint(classifier.eval(), class_names, transform, digest)
+    _check_fit(classifier.model, weights, directory / WEIGHTS)
+    if sha256(directory / WEIGHTS) != values["weights_sha256"]:
+        raise UserError(f"{_stranger(directory / WEIGHTS)}: copy or save the whole directory again")
+    classifier.model.load_state_dict(weights)
+    return Checkpoint(classifier.eval(), class_names, values["transform"], values["weights_sha256"])
 
 
 def model_directory(source: str | Path) -> str | Path:
@@ -127,11 +143,15 @@ def hub_name(source: str) -> tuple[str, str | None]:
     return repo, revision or None
 
 
-def _check_names(class_names: Sequence[str] | None, classifier: Classifier) -> None:
-    if class_names is not None and len(class_names) != classifier.num_classes:
-        raise UserError(
-            f"there are {len(class_names)} class names for {classifier.num_classes} classes: give one each"
-        )
+def _check_names(class_names: Sequence[str] | None, classifier: Classifier) -> list[str] | None:
+    if class_names is None:
+        return None
+    names = list(coerce(tuple(class_names), tuple[str, ...], "class_names"))
+    if len(names) != classifier.num_classes:
+        raise UserError(f"there are {len(names)} class names for {classifier.num_classes} classes: give one each")
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise UserError(f"class_names has {twice!r} twice: give every class a name of its own")
+    return names
 
 
 def _describe(classifier: Classifier) -> dict[str, Any]:
@@ -178,8 +198,17 @@ def _rebuild(config: dict[str, Any], model: nn.Module | None = None) -> Classifi
     if not own and model is not None:
         raise ValueError("it says itself which network to build: leave out model")
     if kind == "ensemble":
-        return Ensemble([_rebuild(member) for member in config["members"]])
-    network = create_model(config["model"]["name"], **config["model"]["arguments"]) if model is None else model
+        members = coerce(config["members"], tuple[Mapping[str, Any], ...], "members")
+        if len(members) > MOST_MEMBERS:
+            raise ValueError(f"an ensemble has at most {MOST_MEMBERS} members, got {len(members)}")
+        return Ensemble([_rebuild(dict(member)) for member in members])
+    if model is None:
+        recipe = coerce(config["model"], Mapping[str, Any], "model")
+        arguments = {**coerce(recipe["arguments"], Mapping[str, Any], "model.arguments")}
+        arguments.pop("pretrained", None)  # the weights are here: nothing is ever fetched
+        network = create_model(coerce(recipe["name"], str, "model.name"), **arguments)
+    else:
+        network = model
     schedule, draws = config["schedule"], config["draws_per_image"]
     process = None if schedule is None else UniformProcess(num_classes_of(network), schedule_from_dict(schedule))
     if kind == "diffusion":
@@ -207,21 +236,32 @@ def _migrate(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _load_weights(model: nn.Module, path: Path, digest: str) -> None:
+class _UnfitWeightsError(UserError):
+    """Weights of another model than the config describes."""
+
+
+def _stranger(path: Path) -> str:
+    return f"{path} does not belong to the {CONFIG} beside it"
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"{path} is missing: restore it, or copy the whole model directory again")
     try:
         weights = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged or no safetensors file ({reason(error)}): copy it again") from error
+    if broken := next((name for name, x in weights.items() if not bool(x.isfinite().all())), None):
+        raise UserError(f"{path} is broken: {broken} holds numbers that are not finite; train or copy it again")
+    return weights
+
+
+def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse weights of other names or shapes than the model's."""
     has, needs = (
         {name: f"shape {tuple(x.shape)}" for name, x in tensors.items()}
         for tensors in (weights, model.state_dict())
     )
-    stranger = f"{path} does not belong to the {CONFIG} beside it"
     if wrong := sorted(name for name in has | needs if has.get(name) != needs.get(name)):
         had, needed = (shapes.get(wrong[0], "none") for shapes in (has, needs))
-        raise UserError(f"{stranger}: of {wrong[0]} it has {had}, the model {needed}")
-    if sha256(path) != digest:
-        raise UserError(f"{stranger}: copy or save the whole directory again")
-    model.load_state_dict(weights)
+        raise _UnfitWeightsError(f"{_stranger(path)}: of {wrong[0]} it has {had}, the model {needed}")

@@ -152,6 +152,12 @@ class StandardClassifier(Classifier):
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         logits = self._logits(image)
+        # As of a diffusion classifier: an error, but from a compiled or exported graph, which cannot raise, NaN.
+        if not torch.compiler.is_compiling() and not bool(logits.isfinite().all()):
+            raise FloatingPointError(
+                "the network returned non-finite logits: its weights or the image are broken, or half precision "
+                "overflowed; check them, or run the network in float32"
+            )
         if self._asks_per_class:
             if self.objective == "multi-label":
                 # By that paper's text every class of a mix is a positive. timm's --bce-target-thresh, usually 0.2,
@@ -171,6 +177,12 @@ class StandardClassifier(Classifier):
             named = ", ".join("sampler" if name == "method" else name for name in settings)
             raise UserError(f"a standard classifier has no sampler to set: leave out {named}")
         logits = self._logits(image)
+        # As of a diffusion classifier: an error, but from a compiled or exported graph, which cannot raise, NaN.
+        if not torch.compiler.is_compiling() and not bool(logits.isfinite().all()):
+            raise FloatingPointError(
+                "the network returned non-finite logits: its weights or the image are broken, or half precision "
+                "overflowed; check them, or run the network in float32"
+            )
         if self._asks_per_class:
             # Each sigmoid estimates the probability of its class; a softmax would sharpen them.
             log_probs = F.logsigmoid(logits)

@@ -18,6 +18,10 @@ from safetensors import SafetensorError
 from didicm.errors import UserError, reason
 from didicm.locks import lock, opened
 
+# What a file that we read may have: enough for any of ours, and too little to fill the memory.
+JSON_BYTES, YAML_BYTES, YAML_VALUES, DEPTH = 64 * 2**20, 2**20, 100_000, 50
+_TIMESTAMP, _TEXT = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str"
+
 Write = Callable[[Path], object]
 SAVING = ".saving-"
 
@@ -109,20 +113,55 @@ def to_json(values: Any) -> str:
 def read_json(path: Path, remedy: str) -> Any:
     """The content of a JSON file; a damaged one is told with what to do about it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_json(read_text(path, JSON_BYTES))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({reason(error)}): {remedy}") from error
 
 
 def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
     """The names and values of a YAML file; anything else is told with what to do about it."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = parse_yaml(read_text(path, YAML_BYTES))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({reason(error)}): {remedy}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds no names and values: {remedy}")
     return content
+
+
+def read_text(path: Path, most: int) -> str:
+    """The content of a file of at most so many bytes; nothing but a file is opened, for a pipe would never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    if (size := path.stat().st_size) > most:
+        raise ValueError(f"it has {size} bytes, more than the {most} that such a file may have")
+    return path.read_text(encoding="utf-8")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Plain values from JSON; ValueError for what is none, is nested too deeply or holds what no text can."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return _check_plain(content)
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain values from YAML; ValueError also for aliases that unfold to far more than was written."""
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _check_node(root, {})
+        return _check_plain(loader.construct_document(root))
+    except yaml.YAMLError as error:
+        raise ValueError(reason(error)) from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (LookupError, AttributeError, TypeError) as error:  # a value that is not what its tag says
+        raise ValueError("a value does not fit its tag") from error
 
 
 def sha256(path: Path) -> str:
@@ -132,6 +171,40 @@ def sha256(path: Path) -> str:
         while part := file.read(2**20):
             digest.update(part)
     return digest.hexdigest()
+
+
+def _check_node(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
+    """How many values a YAML node stands for; one that contains itself has too many."""
+    if node in sizes:
+        return sizes[node]
+    if node.tag == _TIMESTAMP:  # settings know no dates
+        node.tag = _TEXT
+    sizes[node] = YAML_VALUES + 1
+    inside = node.value if isinstance(node, yaml.CollectionNode) else []
+    parts = [part for entry in inside for part in (entry if isinstance(entry, tuple) else (entry,))]
+    size = 1 + sum(_check_node(part, sizes) for part in parts)
+    if size > YAML_VALUES:
+        raise ValueError(f"its aliases unfold to more than {YAML_VALUES} values")
+    sizes[node] = size
+    return size
+
+
+def _check_plain(value: Any, depth: int = 0) -> Any:
+    """Return what consists of names, numbers and text alone, none of it nested too deeply."""
+    if depth > DEPTH:
+        raise ValueError(f"it is nested more than {DEPTH} deep")
+    if isinstance(value, str):
+        value.encode()  # half of a surrogate pair could not be shown or stored
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_plain(key, depth + 1)
+            _check_plain(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_plain(item, depth + 1)
+    elif value is not None and not isinstance(value, (bool, int, float)):
+        raise ValueError(f"it holds a {type(value).__name__}, where only names, numbers and text may stand")
+    return value
 
 
 def _umask() -> int:

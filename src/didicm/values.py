@@ -157,6 +157,8 @@ def plain(value: Any) -> Any:
 
 # Values and their types
 
+MOST = 2**53  # whole numbers that every library below can take
+
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
 
 
@@ -185,13 +187,17 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     elif kind is float and not isinstance(value, bool) and isinstance(value, (int, float, str)):
         try:  # to YAML, 1e-3 is text
             number = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number):
             return number
     elif kind is Path and isinstance(value, (str, Path)):
         return Path(value)
-    elif kind in _WORDS and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    elif kind is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) <= MOST:
+            return value
+        raise UserError(f"{name} must be a whole number of at most {len(str(MOST))} digits")
+    elif kind in _WORDS and kind is not int and isinstance(value, kind):
         return value
     raise UserError(f"{name} must be {describe(kind)}, got {value!r}")
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = "predict_exported" if exported else command.replace("-", "_")
         with torch_required(f"didicm {command}"):
             return int(import_module(f"didicm.cli.{name}").main(arguments))
-    except UserError as error:
+    except (UserError, FloatingPointError) as error:  # the latter: a network's answers are not finite
         print(f"didicm: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -13,9 +13,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-import yaml
-
 from didicm.errors import UserError, did_you_mean, reason
+from didicm.files import parse_yaml
 from didicm.values import coerce, describe, field_types, is_mapping, setting_types
 
 T = TypeVar("T")
@@ -121,8 +120,8 @@ def _entries(flag: str, key: str, text: str) -> dict[str, Any]:
 
 def _yaml(text: str, flag: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return parse_yaml(text)
+    except ValueError as error:
         raise UserError(f"--{flag}: {text!r} cannot be read ({reason(error)})") from error
 
 

@@ -1,7 +1,6 @@
 """WebDataset shards: plain tar files, indexed once so that any image can be read by its offset."""
 
 import glob
-import json
 import os
 import re
 import tarfile
@@ -16,6 +15,7 @@ from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, Strings, by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, readable
 from didicm.errors import reason
+from didicm.files import parse_json, read_json
 
 
 class ShardSet(ImageSet):
@@ -99,8 +99,9 @@ def _index(path: str) -> Iterator[tuple[str, int, int, str]]:
                 if extension == ".cls":
                     values[key] = content.decode().strip()
                 elif key not in values:
-                    record = json.loads(content)
-                    label = next((record[k] for k in ("label", "cls") if k in record), None)
+                    record = parse_json(content)
+                    known = record if isinstance(record, dict) else {}
+                    label = next((known[k] for k in ("label", "cls") if k in known), None)
                     if label is not None:
                         values[key] = str(label)
     for key, (name, offset, size) in images.items():
@@ -154,7 +155,8 @@ def _read_names(folder: Path) -> list[str] | None:
             if file.is_file():
                 return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         info = place / "_info.json"
-        record = json.loads(info.read_text(encoding="utf-8")) if info.is_file() else {}
-        if names := record.get("class_names") or record.get("classes"):
+        record = read_json(info, "restore it, or delete it") if info.is_file() else {}
+        names = (record.get("class_names") or record.get("classes")) if isinstance(record, dict) else None
+        if isinstance(names, (list, dict)) and names:
             return [str(name) for name in names]
     return None

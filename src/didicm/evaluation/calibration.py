@@ -15,6 +15,7 @@ from didicm.errors import UserError
 from didicm.evaluation.conformal import Conformal
 from didicm.evaluation.metrics import TINY, check, check_probs
 from didicm.files import read_json, to_json, write_files
+from didicm.values import Positive, coerce
 
 FORMAT = 1
 AGAIN = "calibrate again, or leave the calibration out with --no-calibrated"
@@ -110,10 +111,13 @@ def load_calibration(directory: str | Path) -> Calibration | None:
         weights, rules, posterior = (values.pop(key) for key in ("weights_sha256", "conformal", "posterior"))
         if posterior.get("query") is not None:  # as version 0.1.0 called it
             posterior["score_time"] = "midpoint" if posterior.pop("query") == "middle" else "start"
+        values["temperature"] = coerce(values["temperature"], Positive, "temperature")
+        for name in ("fitted_on", "check"):
+            values[name] = coerce(values[name], dict[str, Any], name)
         conformal = {name: Conformal.from_dict(rule) for name, rule in rules.items()}
+        if wrong := [name for name, rule in conformal.items() if rule.method != name]:
+            raise ValueError(f"conformal has under {wrong[0]} a rule of method {conformal[wrong[0]].method}")
         calibration = Calibration(conformal=conformal, posterior=posterior, **values)
-        if not (isinstance(calibration.temperature, float) and calibration.temperature > 0):
-            raise ValueError("no temperature")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path} cannot be used ({detail}): {AGAIN}") from error

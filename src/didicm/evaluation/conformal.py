@@ -53,7 +53,7 @@ def mean_size(sets: Tensor) -> float:
 def _fit(method: Method, probs: Tensor, labels: Tensor, alpha: float, u: Tensor | None = None) -> Conformal:
     rank = conformal_rank(len(labels), alpha)
     scores = class_scores(method, *_arrays(probs, u))[np.arange(len(labels)), labels.numpy()]
-    return Conformal(method, alpha, float(np.sort(scores)[rank - 1]), len(labels))
+    return Conformal(method, alpha, float(np.sort(scores)[rank - 1]), len(labels), ranked_ties=method != "lac")
 
 
 def _arrays(probs: Tensor, u: Tensor | None) -> tuple[Floats, Floats | None]:

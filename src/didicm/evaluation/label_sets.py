@@ -13,14 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from didicm.errors import UserError
+from didicm.values import coerce
 
 Method: TypeAlias = Literal["lac", "aps", "aps-randomised"]
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+TIE = 1e-13  # by which equal scores differ from rank to rank: far below what a probability can tell
 Rule = TypeVar("Rule", bound="ConformalRule")
 
 
-def class_scores(method: Method, probs: Floats, u: Floats | None = None) -> npt.NDArray[np.float64]:
-    """Scores (N, K) of probabilities (N, K); `u` (N,) is the share of its own that an APS score goes without."""
+def class_scores(
+    method: Method, probs: Floats, u: Floats | None = None, ranked_ties: bool = True
+) -> npt.NDArray[np.float64]:
+    """Scores (N, K) of probabilities (N, K); `u` (N,) is the share of its own that an APS score goes without.
+
+    Classes of probability 0 add nothing to a sum: `ranked_ties` tells their scores apart by their rank, or all of
+    them would be in the set as soon as one is.
+    """
     values: npt.NDArray[np.float64] = probs.astype(np.float64)
     if method == "lac":
         return 1 - values
@@ -32,6 +40,8 @@ def class_scores(method: Method, probs: Floats, u: Floats | None = None) -> npt.
         if u.shape != probs.shape[:1] or not bool(((u >= 0) & (u <= 1)).all()):
             raise UserError(f"u must be {len(probs)} numbers between 0 and 1, one per image")
         scores -= u.astype(np.float64)[:, None] * ranked
+    if ranked_ties:
+        scores += TIE * np.arange(scores.shape[-1])
     found = np.empty_like(scores)
     np.put_along_axis(found, order, scores, -1)
     return found
@@ -45,6 +55,7 @@ class ConformalRule:
     alpha: float  # share of images whose set may miss the true class
     threshold: float  # largest score that enters the set
     n: int  # images it was fitted on
+    ranked_ties: bool = False  # as in `class_scores`; version 0.1.0 left them equal
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -53,6 +64,10 @@ class ConformalRule:
             value = getattr(self, name)
             if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
                 raise UserError(f"{name} of a conformal rule must be a number, got {value!r}")
+        if not 0 <= self.threshold <= 1 + 1e-6:
+            raise UserError(f"threshold of a conformal rule must be in [0, 1], got {self.threshold}")
+        if not isinstance(self.ranked_ties, bool):
+            raise UserError(f"ranked_ties of a conformal rule must be true or false, got {self.ranked_ties!r}")
         conformal_rank(self.n, self.alpha)
 
     def contains(
@@ -70,7 +85,7 @@ class ConformalRule:
         """
         if (u is not None) != (self.method == "aps-randomised"):
             raise UserError("uniform numbers u are for method aps-randomised, which needs them, and for no other")
-        inside = class_scores(self.method, probs, u) <= self.threshold
+        inside = class_scores(self.method, probs, u, self.ranked_ties) <= self.threshold
         if not allow_empty:
             # It has the lowest score, so it is in every other set already.
             inside[np.arange(len(probs)), probs.argmax(-1)] = True
@@ -83,6 +98,7 @@ class ConformalRule:
     @classmethod
     def from_dict(cls: type[Rule], values: Mapping[str, Any]) -> Rule:
         """Rebuild a rule; missing and unknown keys are errors."""
+        values = {"ranked_ties": False, **coerce(values, Mapping[str, Any], "a conformal rule")}
         expected = {field.name for field in fields(cls)}
         if set(values) != expected:
             odd = sorted(set(values) ^ expected)[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from didicm.errors import UserError
 from didicm.evaluation.metrics import check
-from didicm.files import write_files
+from didicm.files import parse_json, write_files
 
 FORMAT = "didicm posteriors 1"
 
@@ -61,7 +61,7 @@ def load_posteriors(path: str | Path) -> Posteriors:
     if strings.pop("format", None) != FORMAT:
         raise UserError(f"{path} holds no posteriors that this version of didicm reads: evaluate again")
     try:
-        values = {key: json.loads(x) for key, x in strings.items()}
+        values = {key: parse_json(x) for key, x in strings.items()}
         probs, labels = check(tensors["probs"], tensors["labels"])
         names = _check_names(probs, values["class_names"], values["image_names"])
         intact = values["sha256"] == _digest(probs, labels)

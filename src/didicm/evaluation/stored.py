@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from didicm.checkpoint import HUB, Checkpoint, load, model_directory
+from didicm.checkpoint import CONFIG, HUB, Checkpoint, load, model_directory
 from didicm.classifier import Classifier, Sampler
 from didicm.data import EvalTransform, ImageSet, hold_out, open_data, relabel
+from didicm.data.transforms import Pixels
 from didicm.errors import UserError
 from didicm.settings import TrainConfig, read_yaml
-from didicm.values import override
+from didicm.values import coerce, override
 
 CONFIG_YAML = "config.yaml"
 
@@ -110,12 +111,21 @@ def open_model(
         size: pixels, instead of the stored size.
         sampler: fields of `Sampler` to change, for a diffusion classifier.
     """
+    size = coerce(size, Pixels | None, "size")
     place = model_directory(source)
     checkpoint = load(place)
     described = checkpoint.transform or ({"channels": checkpoint.classifier.in_chans} if size else None)
     if described is None:
         raise UserError(f"{place} stores no transform: say with a size how large its images should be")
-    transform = EvalTransform.from_dict({**described, "size": size} if size else described)
+    try:
+        transform = EvalTransform.from_dict({**described, "size": size} if size else described)
+    except UserError as error:
+        raise UserError(f"the transform in {place}/{CONFIG} cannot be used ({error}): restore it") from error
+    if transform.channels != checkpoint.classifier.in_chans:
+        raise UserError(
+            f"the transform in {place}/{CONFIG} has {transform.channels} channels and the network "
+            f"{checkpoint.classifier.in_chans}: restore it"
+        )
     checkpoint.classifier.to(find_device(device)).eval()
     model = StoredModel(place, checkpoint, transform, dict(sampler or {}))
     _ = model.posterior  # a wrong setting of the sampler shows now

@@ -16,41 +16,48 @@ from didicm.errors import UserError, reason
 from didicm.experiments.migrate import OLD_PLAN, migrate_plan, migrate_result
 from didicm.experiments.spec import Condition, Study
 from didicm.experiments.study_file import make_study
-from didicm.files import read_json, to_json, write_files, writing
+from didicm.files import parse_json, read_json, to_json, write_files, writing
+from didicm.values import Count, Natural, NonNegative, Positive, Settings, coerce
 
 FORMAT = 2
 STUDY, RESULTS = "study.json", "results.jsonl"
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Settings):
     """The posteriors of one sampler on the test images."""
 
     sampler: str  # its name in the study
     group: str  # what it shares with samplers that differ in steps or chains alone
     settings: dict[str, Any]  # of the sampler
-    calls: float  # network calls per image, on average where an early stop saves some
-    multiply_adds: int  # per image
+    calls: Natural | Positive  # network calls per image, on average where an early stop saves some
+    multiply_adds: Count  # per image
     metrics: dict[str, float]  # as trained
     temperature: float | None = None  # fitted on held-out training images
     scaled_metrics: dict[str, float] | None = None  # with that temperature
     posteriors: str | None = None  # file, relative to the study's folder; None if only the metrics were kept
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        place = Path(self.posteriors or "")
+        if place.is_absolute() or ".." in place.parts:
+            raise UserError(f"posteriors must be a file in the study's folder, got {self.posteriors!r}")
+
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Settings):
     """A trained network and what was measured with it."""
 
     key: str  # of the run
     method: str  # label of the study's method
     condition: Condition
-    seed: int
-    num_train: int
-    num_held_out: int
-    num_test: int
-    num_classes: int
-    parameters: int
-    train_seconds: float | None  # None if it was interrupted and resumed
+    seed: Count
+    num_train: Count
+    num_held_out: Count
+    num_test: Count
+    num_classes: Natural
+    parameters: Count
+    train_seconds: NonNegative | None  # None if it was interrupted and resumed
     measurements: tuple[Measurement, ...]  # the main sampler first
     versions: dict[str, str]
     final_epochs_gain: float | None = None  # relative fall of the mean loss over the last two tenths of the epochs
@@ -65,11 +72,13 @@ class RunResult:
         own = _fields_of(cls, values)
         own["condition"] = Condition(**own["condition"])
         own["measurements"] = tuple(Measurement(**entry) for entry in own["measurements"])
+        if not own["measurements"]:
+            raise ValueError("it holds no measurements")
         return cls(**own)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Settings):
     """What was asked for: a report needs nothing else, and a folder keeps to it."""
 
     study: Study
@@ -123,7 +132,10 @@ def read_plan(folder: Path) -> Plan | None:
     stored = read_json(path, remedy)
     with _damage_told(str(path), remedy):
         own = migrate_plan(stored) if path.name == OLD_PLAN else _fields_of(Plan, stored)
-    return Plan(**{**own, "study": make_study(own["study"], str(path))})
+        study = coerce(own["study"], Mapping[str, Any], "study")
+    made = make_study(study, str(path))
+    with _damage_told(str(path), remedy):
+        return Plan(**{**own, "study": made})
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
@@ -141,7 +153,7 @@ def read_results(folder: Path) -> list[RunResult]:
     results: dict[str, RunResult] = {}
     for number, line in enumerate(_whole_lines(folder).splitlines(), start=1):
         with _damage_told(f"line {number} of {folder / RESULTS}", "delete that line; its run is then repeated"):
-            values = json.loads(line)
+            values = parse_json(line)
             if "format" not in values:
                 values = {"format": FORMAT, **migrate_result(values, plan)}
             result = RunResult.from_dict(values)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from didicm.classifier import Classifier
 from didicm.errors import UserError, reason
-from didicm.files import write_files
+from didicm.files import parse_json, write_files
 from didicm.settings import TrainConfig
 from didicm.training.build import build_classifier
 from didicm.training.devices import first_alone, gather, is_sharded, prepare_network
@@ -144,8 +144,8 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, dict[str, Tensor]], di
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        progress = Progress(**json.loads(metadata["position"]))
-        optimizer = _join(json.loads(metadata["optimizer"]), tensors)
+        progress = Progress(**parse_json(metadata["position"]))
+        optimizer = _join(parse_json(metadata["optimizer"]), tensors)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         told = f"{path} is damaged, or just being replaced ({reason(error)})"
         raise UserError(

@@ -125,7 +125,7 @@ def forget_after(folder: Path, step: int) -> None:
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     write_files(folder, {METRICS: "".join(kept)})
 

@@ -69,6 +69,36 @@ def test_randomised_aps_agrees_with_mapie(classes, alpha):
     assert torch.equal(rule.sets(new, u[1], allow_empty=True), sets)
 
 
+def one_hot(seed, count, accuracy, classes=10):
+    """Answers without a doubt, and labels that agree with so many of them."""
+    random = np.random.default_rng(seed)
+    answers = random.integers(0, classes, count)
+    wrong = (answers + random.integers(1, classes, count)) % classes
+    labels = np.where(random.random(count) < accuracy, answers, wrong)
+    return torch.eye(classes)[answers], torch.from_numpy(labels)
+
+
+def test_aps_of_one_hot_posteriors_is_the_answer_alone_as_mapie_has_it():
+    (held, labels), (new, _) = one_hot(0, 300, 0.97), one_hot(1, 300, 0.97)
+    _, sets = mapie("aps", 0.1, held.double(), labels, new.double(), include_last_label=True)
+    rule = fit_aps(held, labels, 0.1)
+    assert torch.equal(rule.sets(new), sets)
+    assert mean_size(sets) == 1
+
+
+def test_aps_of_one_hot_posteriors_that_are_often_wrong_covers_without_every_class():
+    (held, labels), (new, truth) = one_hot(2, 4000, 0.7), one_hot(3, 4000, 0.7)
+    for u in (None, torch.rand(4000, generator=torch.Generator().manual_seed(0))):
+        sets = fit_aps(held, labels, 0.1, u=u).sets(new, u)
+        assert 0.88 < coverage(sets, truth) < 0.96  # a rank more or less is a thirtieth of the images
+        assert mean_size(sets) < 9
+
+
+def test_rules_of_version_0_1_0_keep_their_meaning():
+    old = Conformal.from_dict({"method": "aps", "alpha": 0.1, "threshold": 1.0, "n": 50})
+    assert bool(old.sets(torch.eye(3)).all())
+
+
 def test_aps_by_hand():
     probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.25, 0.4, 0.35]]).double()
     rule = fit_aps(probs, torch.tensor([1, 2, 0]), alpha=0.5)
