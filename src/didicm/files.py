@@ -19,7 +19,7 @@ from didicm.errors import UserError, reason
 from didicm.locks import lock, opened
 
 # What a file that we read may have: enough for any of ours, and too little to fill the memory.
-JSON_BYTES, YAML_BYTES, YAML_VALUES, DEPTH = 64 * 2**20, 2**20, 100_000, 50
+JSON_BYTES, YAML_BYTES, YAML_VALUES, DEPTH = 64 * 2**20, 2**18, 100_000, 50
 _TIMESTAMP, _TEXT = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str"
 
 Write = Callable[[Path], object]
@@ -150,7 +150,7 @@ def parse_json(text: str | bytes) -> Any:
 def parse_yaml(text: str) -> Any:
     """Plain values from YAML; ValueError also for aliases that unfold to far more than was written."""
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _ShallowLoader(text)
         root = loader.get_single_node()
         if root is None:
             return None
@@ -158,8 +158,6 @@ def parse_yaml(text: str) -> Any:
         return _check_plain(loader.construct_document(root))
     except yaml.YAMLError as error:
         raise ValueError(reason(error)) from error
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
     except (LookupError, AttributeError, TypeError) as error:  # a value that is not what its tag says
         raise ValueError("a value does not fit its tag") from error
 
@@ -171,6 +169,20 @@ def sha256(path: Path) -> str:
         while part := file.read(2**20):
             digest.update(part)
     return digest.hexdigest()
+
+
+class _ShallowLoader(yaml.SafeLoader):
+    """Stops at what is nested too deeply, for which PyYAML would take a time that grows with its square."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > DEPTH:
+            raise ValueError(f"it is nested more than {DEPTH} deep")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def _check_node(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
