@@ -103,7 +103,7 @@ def changed(save_model, tmp_path):
         ({"weights_sha256": 3}, "weights_sha256 must be text"),
         ({"model__arguments__num_classes": 10**9}, "not near uniform at t = 1 for 1000000000 classes"),
         ({"model__arguments__num_classes": -3}, "num_classes must be at least 2"),
-        ({"model__arguments__width": 1e6}, "model.safetensors does not belong"),
+        ({"model__arguments__width": 1e3}, "model.safetensors does not belong"),
         ({"model__arguments__width": "wide"}, "does not describe a model"),
         ({"model__arguments": [1]}, "model.arguments must be"),
         ({"model__name": {}}, "model.name must be text"),
