@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from didicm.errors import UserError as UserError
     from didicm.evaluation.assess import calibrate as calibrate
     from didicm.evaluation.assess import evaluate as evaluate
+    from didicm.inference.bulk import predict as predict
     from didicm.inference.export import export as export
     from didicm.inference.fuse import optimize_for_inference as optimize_for_inference
     from didicm.inference.hub import push as push
@@ -52,6 +53,7 @@ _HOME = {
     "load": "checkpoint",
     "open_data": "data",
     "optimize_for_inference": "inference.fuse",
+    "predict": "inference.bulk",
     "push": "inference.hub",
     "save": "checkpoint",
     "train": "training.loop",

@@ -1,27 +1,35 @@
 """`didicm predict`: what is on images, how sure the model is, and how it came to that."""
 
-import json
-import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.flags import parse
-from didicm.cli.options import AskOptions, percent
-from didicm.data import UnreadableImageError, open_image, readable, to_channels
-from didicm.data.folder import EXTENSIONS
+from didicm.cli.options import WORKERS, AskOptions
+from didicm.cli.predictions import show, to_line
+from didicm.data import to_channels
+from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
 from didicm.files import write_files
-from didicm.inference.prediction import Prediction
+from didicm.inference.bulk import BulkSettings, Engine, Tally, predict
+from didicm.inference.estimate import estimate
+from didicm.inference.parts import Parts
+from didicm.inference.prediction import Prediction, why_unreadable
 from didicm.inference.predictor import Predictor
+from didicm.inference.rows import Format, RowWriter
+from didicm.progress import ProgressDisplay, duration
+from didicm.values import Count, Natural
 
+DEVICES = (1, 8, 64)  # for which --dry-run says what many images would take
+FOR_ROWS = ("parquet", "csv", "all_probs", "part_size", "workers", "shard", "engine", "actors")
 MOST_DRAWN = 12  # images in a picture of trajectories
 
 
@@ -30,28 +38,82 @@ class PredictOptions(AskOptions):
     """Options of `didicm predict`.
 
     Args:
-        images: image files, or folders of them
+        images: image files, folders, patterns, .tar and .parquet files; - reads a list of them from standard input
         top: classes to show
         json: one line of JSON per image
         trajectory: a PNG file: draw the posterior over diffusion time
         conformal: kind of set: lac (small) or aps (adapts to the image)
+        out: write a row per image instead, into a file (.jsonl, .csv, .parquet) or a folder of parts; run the same
+            command again to go on after a crash
+        parquet: parts of a folder in Parquet
+        csv: parts of a folder in CSV
+        all_probs: with the probabilities of all classes in every row
+        part_size: rows per part
+        workers: processes that decode images
+        shard: i/n: predict the i-th of n shares; all may write into one folder
+        engine: local, or ray: actors of Ray Data on the cluster that RAY_ADDRESS names, or on this machine
+        actors: of Ray; by default one per GPU, or per CPU where there is none
+        dry_run: measure a few hundred images, and say what a million and a billion would take
     """
 
     images: tuple[str, ...] = ()
-    top: int = 5
+    top: Natural = 5
     json: bool = False
     trajectory: Path | None = None
     conformal: Literal["lac", "aps"] = "lac"
+    out: Path | None = None
+    parquet: bool = False
+    csv: bool = False
+    all_probs: bool = False
+    part_size: Natural = BulkSettings.part_size
+    workers: Count = WORKERS
+    shard: str = "1/1"
+    engine: Engine = "local"
+    actors: Natural | None = None
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """Refuse what cannot be meant."""
+        if not self.images:
+            raise UserError("didicm predict needs IMAGES: files, folders, patterns, .tar or .parquet files, or -")
+        if self.trajectory is not None and self.trajectory.suffix.lower() != ".png":
+            raise UserError(f"--trajectory {self.trajectory} must be a .png file")
+        if self.trajectory is not None and (self.out is not None or self.dry_run):
+            raise UserError("--trajectory draws a few images: leave it or --out out")
+        if self.parquet and self.csv:
+            raise UserError("--parquet and --csv are two formats: choose one")
+        if self.actors is not None and self.engine != "ray":
+            raise UserError("--actors are Ray's: add --engine ray, or leave it out")
+        _ = self.parsed_shard
+        if self.out is None and not self.dry_run:
+            for item in fields(self):
+                if item.name in FOR_ROWS and getattr(self, item.name) != item.default:
+                    raise UserError(f"--{item.name.replace('_', '-')} is for rows in a file: say where, by --out")
+
+    @property
+    def parsed_shard(self) -> tuple[int, int]:
+        """Which shard, and of how many."""
+        found = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        if found is None:
+            raise UserError(f"--shard must be i/n with i from 1 to n, as in 2/8, got {self.shard!r}")
+        return int(found[1]), int(found[2])
+
+    @property
+    def format(self) -> Format | None:
+        """The format that was asked for."""
+        return "parquet" if self.parquet else "csv" if self.csv else None
+
+    @property
+    def settings(self) -> BulkSettings:
+        """What a row says, and how the work is cut."""
+        return BulkSettings(self.top, self.all_probs, self.part_size, self.batch_size, self.workers)
 
 
 def main(argv: list[str]) -> int:
     """Predict all that can be read; exit code 2 when something could not."""
     text = "Classify images: the most probable classes, the entropy, the conformal set if calibrated."
     options = parse(argv, PredictOptions, command="predict", description=text, positional=["run", "images"])
-    if not options.images:
-        raise UserError("didicm predict needs IMAGES: image files, or folders of them")
-    if options.top < 1:
-        raise UserError(f"--top must be at least 1, got {options.top}")
+    options.check()
     console, errors = Console(soft_wrap=True, markup=False), Console(stderr=True, soft_wrap=True, markup=False)
     predictor = Predictor.load(
         options.run,
@@ -59,35 +121,46 @@ def main(argv: list[str]) -> int:
         calibrated=options.calibration,
         size=options.size,
         conformal=options.conformal,
+        optimize=options.optimize,
+        compile=options.compile,
         **options.sampler,
     )
     if options.trajectory is not None:
         predictor.check_trajectory()
-        if options.trajectory.suffix.lower() != ".png":
-            raise UserError(f"--trajectory {options.trajectory} must be a .png file")
     errors.print(predictor.note, highlight=False)
+    if options.dry_run:
+        return show_estimate(predictor, options, console)
+    if options.out is not None:
+        return write_rows(predictor, options, errors)
+    return show_all(predictor, options, console, errors)
+
+
+def show_all(predictor: Predictor, options: PredictOptions, console: Console, errors: Console) -> int:
+    """Print every prediction; exit code 2 when an image could not be read."""
     failed, count = 0, 0
-    drawn: list[tuple[Path, Prediction]] = []
-    paths = find_images(options.images)
-    while batch := list(islice(paths, options.batch_size)):
+    drawn: list[tuple[ImageRef, Prediction]] = []
+    images = list_images(options.images, standard_input())
+    while batch := list(islice(images, options.batch_size)):
         read, seen = [], []
-        for path in batch:
+        for image in batch:
             try:
-                seen.append(predictor.read(path))
-                read.append(path)
-            except UnreadableImageError as error:
+                with image.open() as opened:
+                    seen.append(predictor.model.transform(opened))
+                read.append(image)
+            except Exception as error:  # a broken file can raise nearly anything from inside a decoder
                 failed += 1
-                print(f"didicm: {error}", file=sys.stderr)
+                why = why_unreadable(error)
+                print(f"didicm: {image.name} cannot be read as an image ({why})", file=sys.stderr)
         if not seen:
             continue
         wanted = options.trajectory is not None and len(drawn) < MOST_DRAWN
         predictions = predictor.predict_batch(torch.stack(seen), trajectory=wanted)
         count += len(predictions)
-        for path, prediction in zip(read, predictions, strict=True):
+        for image, prediction in zip(read, predictions, strict=True):
             if options.json:
-                print(json.dumps(to_line(path, prediction, options.top), ensure_ascii=False, allow_nan=False))
+                print(to_line(image.name, prediction, options.top))
             else:
-                show(path, prediction, predictor, options.top, console)
+                show(image.name, prediction, predictor.rule, options.top, console)
         drawn += list(zip(read, predictions, strict=True))[: MOST_DRAWN - len(drawn)] if wanted else []
     if drawn and options.trajectory is not None:
         draw(drawn, options.trajectory, options.top)
@@ -96,58 +169,74 @@ def main(argv: list[str]) -> int:
     return 2 if failed else 0
 
 
-def find_images(sources: Sequence[str]) -> Iterator[Path]:
-    """The files that were named, and the images in the folders that were, in order of their names."""
-    for source in map(Path, sources):
-        if not source.is_dir():
-            yield source  # if it does not exist, reading says so
-            continue
-        inside = sorted(
-            path
-            for path in source.rglob("*")
-            if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and not path.is_dir()
+def write_rows(predictor: Predictor, options: PredictOptions, console: Console) -> int:
+    """Write a row per image, with progress, and say what there is; exit code 2 when no image could be read."""
+    assert options.out is not None
+    with ProgressDisplay(console, 1) as display:
+
+        def progress(done: Tally, todo: int) -> None:
+            unreadable = f", {done.unreadable} unreadable" if done.unreadable else ""
+            display.update(done.images, f"{done.images}/{todo} images{unreadable}", total=todo)
+
+        done = predict(
+            predictor,
+            options.images,
+            options.out,
+            format=options.format,
+            shard=options.parsed_shard,
+            engine=options.engine,
+            actors=options.actors,
+            lines=standard_input(),
+            settings=options.settings,
+            progress=progress,
         )
-        yield from inside or [source]
-
-
-def to_line(path: Path, prediction: Prediction, top: int) -> dict[str, Any]:
-    """One line of JSON."""
-    line: dict[str, Any] = {
-        "image": readable(str(path)),
-        "classes": [{"name": label, "probability": p} for label, p in prediction.classes[:top]],
-        "entropy": prediction.entropy,
-        "conformal_set": prediction.conformal_set,
-    }
-    if prediction.trajectory is not None:
-        line["trajectory"] = [{"time": time, "probs": probs.tolist()} for time, probs in prediction.trajectory]
-    return line
-
-
-def show(path: Path, prediction: Prediction, predictor: Predictor, top: int, console: Console) -> None:
-    """A small table, the entropy and the set."""
-    table = Table("class", "probability", "", title=readable(str(path)), title_justify="left", show_header=False)
-    table.columns[1].justify = "right"
-    for name, p in prediction.classes[:top]:
-        table.add_row(name, percent(p), "█" * round(20 * p))
-    console.print(table)
-    text = f"entropy {prediction.entropy:.2f} nats, of {math.log(len(prediction.classes)):.2f} at most"
-    if prediction.conformal_set is not None and predictor.rule is not None:
-        held = f"{100 * (1 - predictor.rule.alpha):g} %"
-        text += f"; the set that holds the truth for {held} of images: {', '.join(prediction.conformal_set)}"
+    text = f"{options.out}: {done.images} rows written now" if done.images else f"{options.out} was complete"
+    if done.unreadable:
+        text += f"; {done.unreadable} of them without a prediction: the column error says why"
+    if readable_images := done.images - done.unreadable:
+        text += f"; {done.calls / readable_images:.3g} network calls per image"
     console.print(text, highlight=False)
+    return 2 if done.images and not readable_images else 0
 
 
-def draw(drawn: Sequence[tuple[Path, Prediction]], path: Path, top: int) -> None:
+def show_estimate(predictor: Predictor, options: PredictOptions, console: Console) -> int:
+    """Measure a few hundred images, and show what a million and a billion would take."""
+    out = options.out or Path("rows")
+    writer = RowWriter(Parts(out, options.format).format, predictor.model.class_names)
+    found = estimate(predictor, list_images(options.images, standard_input()), writer, options.settings)
+    table = Table("images", "files", "size", *(f"{n} device{'s' if n > 1 else ''}" for n in DEVICES))
+    for column in table.columns:
+        column.justify = "right"
+    for name, count in (("a million", 10**6), ("a billion", 10**9)):
+        times = (duration(found.seconds(count, options.workers, n)) for n in DEVICES)
+        table.add_row(name, f"{found.files(count):,}", f"{found.bytes(count) / 10**9:,.1f} GB", *times)
+    console.print(table)
+    console.print(
+        f"measured on {found.images} images, {found.unreadable} of them unreadable: "
+        f"{1e3 * found.decoding:.1f} ms to decode one, {1e3 * found.network:.1f} ms to predict it; "
+        f"each device with {options.workers} workers that decode, the number of files with --part-size "
+        f"{options.part_size}",
+        highlight=False,
+    )
+    return 0
+
+
+def standard_input() -> Iterator[bytes]:
+    """Its lines, if anybody asks for them."""
+    yield from sys.stdin.buffer
+
+
+def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> None:
     """One row per image: the image, and its most probable classes over diffusion time."""
     from didicm.report.images import Traced, trajectory_picture
 
     items = []
-    for source, prediction in drawn:
+    for image, prediction in drawn:
         order = prediction.probs.argsort(descending=True, stable=True)[:top]
         times = [max(time, 0.0) for time, _ in prediction.trajectory or []]  # `official` ends a little below 0
         states = torch.stack([probs[order] for _, probs in prediction.trajectory or []]).numpy()  # (T, top)
         names = [name for name, _ in prediction.classes[:top]]
-        items.append(Traced(readable(source.name), to_channels(open_image(source), 3), times, states, names))
+        items.append(Traced(Path(image.name).name, to_channels(image.open(), 3), times, states, names))
     figure = trajectory_picture(items)
     try:
         write_files(path.parent, {path.name: lambda part: figure.savefig(part, dpi=120, format="png")})

@@ -88,7 +88,8 @@ NAMES = {kind: name for name, kind in KINDS.items()}
 def list_images(sources: Iterable[str], lines: Iterable[bytes] = ()) -> Iterator[ImageRef]:
     """All images that the sources name; `-` stands for `lines`, each of which names a source as it is.
 
-    A file that does not exist is listed too: reading it says so. A folder or pattern without images is an error.
+    What holds no image is listed too, a file that does not exist or a folder without images: reading it says so. A
+    pattern that fits nothing is an error.
     """
     for source in sources:
         if source == STDIN:
@@ -115,12 +116,11 @@ def _inside(path: str) -> Iterator[ImageRef]:
     elif suffix in EXTENSIONS or not os.path.isdir(path):  # most are images: those are not looked at twice
         yield ImageFile(path)
     else:
-        files = image_files(path)
-        first = next(files, None)
-        if first is None:
-            raise DataError(f"the folder {readable(path)} holds no images; check the name")
-        yield ImageFile(first)
-        yield from map(ImageFile, files)
+        found = None
+        for found in image_files(path):
+            yield ImageFile(found)
+        if found is None:
+            yield ImageFile(path)
 
 
 def _cells(path: str) -> Iterator[ParquetCell]:

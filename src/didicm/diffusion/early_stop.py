@@ -48,11 +48,8 @@ def sample_until_settled(
     """
     coerce(tolerance, Positive, "tolerance")
     times = intervals(process.schedule, steps, None, solver, score_time)
-    step, to_end, choose = (
-        solver_step(solver, floor),
-        solver_step("exact"),
-        SELECT[coerce(select, Select, "select")],
-    )
+    step, to_end = solver_step(solver, floor), solver_step("exact")
+    choose = SELECT[coerce(select, Select, "select")]
     score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
     end, calls = process.schedule.at(0.0), torch.zeros(len(p), dtype=torch.long, device=p.device)
 

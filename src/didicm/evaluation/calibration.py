@@ -93,7 +93,7 @@ class Calibration:
 def save_calibration(directory: str | Path, calibration: Calibration) -> Path:
     """Write `calibration.json` into a model directory, tied to the weights there."""
     directory = Path(directory)
-    values = {"format": FORMAT, "weights_sha256": _weights(directory), **asdict(calibration)}
+    values = {"format": FORMAT, "weights_sha256": weights_digest(directory), **asdict(calibration)}
     write_files(directory, {CALIBRATION: to_json(values)})
     return directory / CALIBRATION
 
@@ -121,7 +121,7 @@ def load_calibration(directory: str | Path) -> Calibration | None:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path} cannot be used ({detail}): {AGAIN}") from error
-    if weights != _weights(directory):
+    if weights != weights_digest(directory):
         raise UserError(f"{path} belongs to other weights: {AGAIN}")
     return calibration
 
@@ -164,6 +164,6 @@ def _log(probs: Tensor) -> Tensor:
     return probs.double().clamp_min(TINY).log()
 
 
-def _weights(directory: Path) -> str:
+def weights_digest(directory: Path) -> str:
     """Digest of the weights that the config names; loading a model checks that it is theirs."""
     return str(read_json(directory / CONFIG, "restore it from a copy")["weights_sha256"])

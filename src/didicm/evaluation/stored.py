@@ -34,6 +34,11 @@ class StoredModel:
         """The classifier itself."""
         return self.checkpoint.classifier
 
+    @property
+    def device(self) -> torch.device:
+        """Where the classifier is."""
+        return next(self.classifier.parameters()).device
+
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes, or their numbers."""

@@ -1,10 +1,13 @@
 """From images to predictions, with all that is stored beside a model: classes, transform, calibration."""
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,9 +15,12 @@ from didicm.diffusion import Step
 from didicm.errors import UserError
 from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration
 from didicm.evaluation.stored import StoredModel, open_model
+from didicm.inference.fuse import optimize_for_inference
 from didicm.inference.prediction import Prediction, Source, read_source
 
 Picture: TypeAlias = Source | Tensor  # 8-bit pixels (C, H, W)
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+COMPILERS = (os.environ.get("CXX", ""), "g++", "clang++")
 
 
 class Predictor:
@@ -29,6 +35,8 @@ class Predictor:
             raise UserError(f"conformal must be one of {', '.join(calibration.conformal)}, got {conformal!r}")
         self.model, self.calibration, self.conformal, self.note = model, calibration, conformal, note
         self.rule = None if calibration is None else calibration.conformal[conformal]
+        self.compiled = False
+        self.origin: tuple[str, dict[str, Any]] | None = None  # what `load` needs in another process
 
     @classmethod
     def load(
@@ -39,6 +47,8 @@ class Predictor:
         calibrated: bool = True,
         size: int | None = None,
         conformal: str = "lac",
+        optimize: bool = False,
+        compile: bool = False,
         **sampler: Any,
     ) -> "Predictor":
         """Load a run's best model, a model directory or `hf://owner/name`.
@@ -49,13 +59,21 @@ class Predictor:
             calibrated: apply the calibration stored with the model, if it fits the settings; `note` tells.
             size: pixels, instead of the stored size.
             conformal: lac (small sets) or aps (sets that adapt to the image).
+            optimize: the same answers faster, up to rounding: see `optimize_for_inference`.
+            compile: the same, and compiled: the first batch then takes a minute.
             sampler: fields of `Sampler` to change, for a diffusion classifier.
         """
         model = open_model(directory, device=device, size=size, sampler=sampler)
+        if optimize or compile:
+            model = optimized(model, compile=compile)
         calibration, note = None, "calibration left out"
         if calibrated:
             calibration, note = find_calibration(model.place, model.posterior)
-        return cls(model, calibration, conformal=conformal, note=note)
+        predictor = cls(model, calibration, conformal=conformal, note=note)
+        asked = {"calibrated": calibrated, "size": size, "conformal": conformal, "optimize": optimize}
+        predictor.origin = str(model.place), {"device": str(device), "compile": compile, **asked, **sampler}
+        predictor.compiled = compile
+        return predictor
 
     def changed(self, **sampler: Any) -> "Predictor":
         """The same model asked with other settings of its sampler; a calibration that does not fit is left out."""
@@ -118,6 +136,12 @@ class Predictor:
             for i, row in enumerate(probs)
         ]
 
+    def posteriors(self, image: Tensor) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """Calibrated probabilities (B, K) of images (B, C, H, W) that `read` made, and the network calls (B,)."""
+        posterior = self.model.classifier.posterior(image, **self.model.sampler)
+        calls = torch.full((len(image),), posterior.nfe) if posterior.calls is None else posterior.calls.cpu()
+        return self._calibrate(posterior.probs).numpy(), calls.numpy()
+
     def check_trajectory(self) -> None:
         """Complain if the posterior does not come about step by step."""
         sampler = self.model.resolved_sampler
@@ -128,6 +152,16 @@ class Predictor:
     def _calibrate(self, probs: Tensor) -> Tensor:
         probs = probs.cpu()
         return probs if self.calibration is None else apply_temperature(probs, self.calibration.temperature)
+
+
+def optimized(model: StoredModel, *, compile: bool = False) -> StoredModel:
+    """The same model with a faster copy of its classifier, in whose place it stands."""
+    if compile and model.device.type == "cpu" and not any(map(shutil.which, COMPILERS)):
+        raise UserError(
+            f"--compile needs a C++ compiler ({' or '.join(COMPILERS[1:])}): install one or leave it out"
+        )
+    classifier = optimize_for_inference(model.classifier, compile=compile)
+    return replace(model, checkpoint=replace(model.checkpoint, classifier=classifier))
 
 
 def _tensor_pixels(image: Tensor) -> np.ndarray[Any, Any]:

@@ -55,6 +55,8 @@ def test_a_list_names_one_source_per_line_as_it_is(tmp_path, write, shard):
     members = [f"{shard}:x/{i}.png" for i in range(3)]
     expected = [str(tmp_path / "folder" / "0.png"), *members, "gone[1].png", "odd-�.png", "last.png"]
     assert names("-", "last.png", lines=lines) == expected
+    (tmp_path / "empty").mkdir()
+    assert names(tmp_path / "empty") == [str(tmp_path / "empty")]
 
 
 @pytest.mark.parametrize("form", ["struct", "binary"])
@@ -71,12 +73,10 @@ def test_shards_and_parquet_files_are_read_where_they_lie(form, tmp_path, pictur
 
 
 def test_what_names_no_images_is_told_in_a_sentence(tmp_path):
-    (tmp_path / "empty").mkdir()
     (tmp_path / "torn.tar").write_bytes(b"torn" * 500)
     (tmp_path / "torn.parquet").write_bytes(b"torn")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "numbers.parquet")
     for name, says in {
-        "empty": "the folder .*empty holds no images",
         "*.png": r"\*.png matches no files; check the pattern",
         "torn.tar": "torn.tar cannot be read as an uncompressed tar file",
         "torn.parquet": "torn.parquet cannot be read as parquet",
