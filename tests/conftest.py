@@ -69,6 +69,25 @@ def make_folder(write):
     return make_folder
 
 
+@pytest.fixture
+def scans(monkeypatch, tmp_path):
+    """Folders below `data` that are read; listings are kept of small ones too, once they are a little old."""
+    from didicm.data import index
+
+    monkeypatch.setattr(index, "_listings", {})
+    monkeypatch.setattr(index, "LARGE", 1)
+    monkeypatch.setattr(index, "SETTLED", 10**8)
+    seen, real = [], os.scandir
+
+    def scandir(folder="."):
+        if str(folder).startswith(str(tmp_path / "data")):
+            seen.append(os.path.basename(folder))
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    return seen
+
+
 TINY = {
     "recipe": "small",
     "data": "fashion-mini",

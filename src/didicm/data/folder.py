@@ -1,7 +1,8 @@
 """A folder of images: the name of a subfolder is the class of all images below it."""
 
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 
 from didicm.data.decode import open_image
 from didicm.data.images import DataError, ImageSet, normalise, readable, sort_names
+from didicm.data.index import Listing, Strings, last_change, list_once
 
 # The names timm accepts for splits, and `test`. The first that exists is used.
 TRAIN_NAMES = ("train", "training")
@@ -20,39 +22,13 @@ EXTENSIONS = frozenset((
 ))  # fmt: skip
 
 
-class Strings:
-    """Many strings in one block of memory.
-
-    A list would be copied into every worker: reading a string touches its reference count, and with it a
-    page that was shared. With a million paths that adds up.
-    """
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        encoded = [s.encode("utf-8", "surrogateescape") for s in strings]
-        self._ends = np.cumsum([0] + [len(s) for s in encoded], dtype=np.int64)
-        self._block = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-
-    def __getitem__(self, i: int) -> str:
-        return self._block[self._ends[i] : self._ends[i + 1]].tobytes().decode("utf-8", "surrogateescape")
-
-
 class FolderSet(ImageSet):
     """Images below class folders."""
 
-    def __init__(self, root: Path) -> None:
-        folders: dict[str, list[Path]] = {}
-        for folder in _subfolders(root):
-            folders.setdefault(normalise(readable(folder.name)), []).append(folder)
+    def __init__(self, root: Path, index: Path | None = None) -> None:
         self.root = root
-        self.class_names = sort_names(folders)
-        paths: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(self.class_names):
-            found = sorted(os.path.relpath(p, root) for f in folders[name] for p in image_files(f))
-            paths += found
-            labels += [label] * len(found)
-        self.labels = np.array(labels, dtype=np.int64)
-        self._paths = Strings(paths)
+        listing = list_once(root, index, _scan)
+        self.class_names, self.labels, self._paths = list(listing.class_names), listing.labels, listing.paths
 
     def name(self, i: int) -> str:
         return readable(os.path.join(self.root, self._paths[i]))
@@ -61,8 +37,8 @@ class FolderSet(ImageSet):
         return open_image(os.path.join(self.root, self._paths[i]))
 
 
-def open_folder(path: str) -> tuple[ImageSet, ImageSet | None]:
-    """Open a folder with class subfolders, or with `train/` and `val/` that have them."""
+def open_folder(path: str, index: Path | None = None) -> tuple[ImageSet, ImageSet | None]:
+    """Open a folder with class subfolders, or `train/` and `val/` that have them; for `index` see `open_data`."""
     root = Path(path).expanduser()
     if not path or not root.exists():
         raise DataError(
@@ -82,8 +58,8 @@ def open_folder(path: str) -> tuple[ImageSet, ImageSet | None]:
         alone = readable(str(root / val))
         raise DataError(f"{readable(path)} has no train folder; give {alone} to use that split alone")
     if train is None:
-        return _open_split(root), None
-    return _open_split(root / train), _open_split(root / val) if val else None
+        return _open_split(root, index), None
+    return _open_split(root / train, index), _open_split(root / val, index) if val else None
 
 
 def by_split(files: Iterable[Path], root: Path) -> dict[str, list[str]]:
@@ -103,8 +79,8 @@ def find_splits(known: Container[str]) -> tuple[str | None, str | None]:
     return train, val
 
 
-def _open_split(root: Path) -> ImageSet:
-    images = FolderSet(root)
+def _open_split(root: Path, index: Path | None) -> ImageSet:
+    images = FolderSet(root, index)
     if len(images):
         return images
     where = readable(str(root))
@@ -117,6 +93,34 @@ def _open_split(root: Path) -> ImageSet:
     raise DataError(f"{where} is empty; make one subfolder per class and put the images there")
 
 
+def _scan(root: Path) -> Listing:
+    """List the images below the class folders of a root; two spellings of a name are one class."""
+    begun, read, changes = time.time_ns(), [os.curdir], [last_change(root)]
+
+    def note(folder: str | Path) -> None:
+        read.append(os.path.relpath(folder, root))
+        changes.append(last_change(folder))
+
+    folders: dict[str, list[Path]] = {}
+    for folder in _subfolders(root):
+        folders.setdefault(normalise(readable(folder.name)), []).append(folder)
+    class_names = sort_names(folders)
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(class_names):
+        found = sorted(os.path.relpath(p, root) for f in folders[name] for p in image_files(f, before=note))
+        paths += found
+        labels += [label] * len(found)
+    return Listing(
+        class_names=Strings.of(class_names),
+        labels=np.array(labels, dtype=np.int64),
+        paths=Strings.of(paths),
+        folders=Strings.of(read),
+        changes=np.array(changes, dtype=np.int64),
+        begun=begun,
+    )
+
+
 def _subfolders(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
@@ -124,11 +128,18 @@ def _subfolders(folder: Path) -> list[Path]:
         raise DataError(f"{readable(str(folder))} may not be read; change its permissions") from None
 
 
-def image_files(folder: str | Path, above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Paths of the images in a folder, then of those below it, by name; never round in circles of links."""
+def image_files(
+    folder: str | Path, above: frozenset[str] = frozenset(), before: Callable[[str | Path], object] | None = None
+) -> Iterator[str]:
+    """Paths of the images in a folder, then of those below it, by name; never round in circles of links.
+
+    `before` is told every folder that is going to be read.
+    """
     here = os.path.realpath(folder)
     if here in above:
         return
+    if before is not None:
+        before(folder)
     files, folders = [], []  # of names alone: a folder may hold a million
     try:
         with os.scandir(folder) as entries:
@@ -144,7 +155,7 @@ def image_files(folder: str | Path, above: frozenset[str] = frozenset()) -> Iter
     for name in sorted(files):
         yield os.path.join(folder, name)
     for name in sorted(folders):
-        yield from image_files(os.path.join(folder, name), above | {here})
+        yield from image_files(os.path.join(folder, name), above | {here}, before)
 
 
 def _has_images(folder: Path) -> bool:

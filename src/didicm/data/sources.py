@@ -24,7 +24,7 @@ from didicm.data.transforms import EvalTransform, Interpolation
 from didicm.data.webdataset import open_shards
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
-OPENERS = {"folder": open_folder, "hf": open_hub, "wds": open_shards, "timm": open_reader}
+OPENERS = {"hf": open_hub, "wds": open_shards, "timm": open_reader}
 LOOK_AT = 50  # images that are looked at to find their size and colour
 
 
@@ -47,11 +47,12 @@ class Data:
         return replace(self, train=self.train.with_channels(channels), val=val)
 
 
-def open_data(uri: str, *, channels: int = 3, strict: bool = True) -> Data:
+def open_data(uri: str, *, channels: int = 3, strict: bool = True, index: Path | None = None) -> Data:
     """Open the images that `uri` names, as described at the top of this file.
 
     Every image is converted to 1 (grey) or 3 (RGB) `channels`. `strict` refuses classes without images and
-    sets with a single class; the doctor looks at those too.
+    sets with a single class; the doctor looks at those too. The listing of a large folder is read from the
+    folder `index` where another process kept it there (`index.keep_listings`) and nothing has changed since.
     """
     scheme, colon, rest = uri.partition(":")
     if uri == "fashion-mini":
@@ -59,7 +60,7 @@ def open_data(uri: str, *, channels: int = 3, strict: bool = True) -> Data:
     elif colon and scheme in OPENERS:
         train, val = OPENERS[scheme](rest.removeprefix("//"))
     else:
-        train, val = open_folder(uri)
+        train, val = open_folder(rest.removeprefix("//") if scheme == "folder" and colon else uri, index)
     if val is not None and val.class_names != train.class_names:
         try:
             val = relabel(val, train.class_names)

@@ -12,8 +12,9 @@ import numpy as np
 from PIL import Image
 
 from didicm.data.decode import open_image
-from didicm.data.folder import EXTENSIONS, Strings, by_split, find_splits
+from didicm.data.folder import EXTENSIONS, by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, readable
+from didicm.data.index import Strings
 from didicm.errors import reason
 from didicm.files import parse_json, read_json
 
@@ -31,7 +32,7 @@ class ShardSet(ImageSet):
                 f"{uri} holds no samples; a sample is an image and a .cls or .json member of the same name"
             )
         shards, members, offsets, sizes, values = zip(*samples, strict=True)
-        self._paths, self._members = paths, Strings(members)
+        self._paths, self._members = paths, Strings.of(members)
         self._places = np.array([shards, offsets, sizes], dtype=np.int64).T
         self.class_names, self.labels = names_and_labels(values)
         names = _read_names(Path(paths[0]).parent)

@@ -24,7 +24,7 @@ from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
 from didicm.locks import held
 from didicm.signals import STOPPING
-from didicm.training.build import RunComponents, build, check_batches
+from didicm.training.build import INDEX, RunComponents, build, check_batches
 from didicm.training.loop import BEST, train
 from didicm.training.state import STATE, has_state
 
@@ -86,12 +86,14 @@ def execute(folder: Path) -> None:
         raise UserError(f"{run}: {reason(error)}") from error
 
 
-def prepare(run: Run) -> tuple[RunComponents, ImageSet]:
+def prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageSet]:
     """Components whose validation images are cut from the training images, and the test images.
 
     So nothing is ever chosen or fitted on test images, whether or not the data has a split of its own for them.
     """
-    components = build(run.config)
+    if index is None and run.config.out:
+        index = Path(run.config.out).parents[1] / INDEX  # of the grid, see `write_run`
+    components = build(run.config, index)
     test = components.val
     if run.held_out:
         kept, held = stratified_split(components.train.labels, run.held_out, run.config.seed)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from didicm.data.index import keep_listings
 from didicm.errors import UserError
 from didicm.experiments.execute import close_run, prepare, read_result, read_share, write_run
 from didicm.experiments.executors import make_executor
@@ -17,6 +18,7 @@ from didicm.experiments.spec import Run, Study
 from didicm.locks import LOCK, held
 from didicm.progress import ProgressDisplay
 from didicm.signals import interrupted
+from didicm.training.build import INDEX
 
 JOBS = "jobs"
 POLL, QUIET = 1.0, 20.0  # seconds between looks at the runs' folders; without a line, where there is no bar
@@ -57,12 +59,13 @@ def run_study(
     if stored and done and (changed := stored.conflict(plan)):
         raise UserError(f"{out} was started with other settings ({changed}): give them again, or another --out")
     left = {key: run for key, run in runs.items() if key not in done}
-    check_runs(left)  # a mistake shows before anything is written
+    check_runs(left, home / INDEX)  # a mistake shows before anything is written
     first = next(iter(runs.values())).config.run
     jobs = min(jobs, max(1, len(left)))
     run_all = make_executor(executor, jobs, first, cluster or {}, out / JOBS, console)
     with held(home, command=command):
         write_plan(out, stored.extended(plan) if stored and done else plan)
+        keep_listings(home / INDEX)
         if left:
             folders = {key: write_run(out, home, run) for key, run in left.items()}
             try:
@@ -103,11 +106,11 @@ def plan_runs(
     return runs, Plan(study, command, data, described, labels)
 
 
-def check_runs(runs: Mapping[str, Run]) -> None:
+def check_runs(runs: Mapping[str, Run], index: Path | None = None) -> None:
     """Build every method under every condition once: a mistake shows now and not after hours."""
     for run in {(str(run.method), run.condition): run for run in runs.values()}.values():
         try:
-            prepare(run)
+            prepare(run, index)
         except UserError as error:
             raise UserError(f"{run.condition}: {error}") from error
 

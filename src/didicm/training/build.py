@@ -1,6 +1,7 @@
 """From settings to the components of a run: data, transforms, classifier, and what they cost."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from didicm.models import Cost, baseline_name, cost, create_model
 from didicm.settings import TrainConfig
 from didicm.training.devices import fixed_statistics, is_sharded
 
+INDEX = "index"  # folder of listings, of a run or of a grid
+
 
 @dataclass(frozen=True)
 class RunComponents:
@@ -38,6 +41,7 @@ class RunComponents:
     corrupt_eval: Corruptions | None
     classifier: Classifier
     class_weight: Tensor | None  # (K,), of mean 1 over the images
+    index: Path | None = None  # folder that keeps the listing of large data
 
     @property
     def class_names(self) -> list[str]:
@@ -45,8 +49,11 @@ class RunComponents:
         return self.train.class_names
 
 
-def build(config: TrainConfig) -> RunComponents:
-    """Open the data and make the classifier; a mistake in the settings shows here, before anything is written."""
+def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
+    """Open the data and make the classifier; a mistake in the settings shows here, before anything is written.
+
+    `index` is the folder that keeps the listing of large data, by default one in the run's own.
+    """
     if not config.data:
         raise UserError("no data: say where the images are with --data")
     check_optimizer(config)
@@ -54,7 +61,9 @@ def build(config: TrainConfig) -> RunComponents:
         Corruptions.parse(text) if text else None for text in (config.corrupt_train, config.corrupt_eval)
     )
     image = config.image
-    data = open_data(config.data, channels=image.channels or 3)
+    if index is None and config.out:
+        index = Path(config.out) / INDEX
+    data = open_data(config.data, channels=image.channels or 3, index=index)
     transform = find_transform(data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation)
     data = hold_out(data.with_channels(transform.channels), config.val_fraction, config.seed)
     assert data.val is not None
@@ -75,6 +84,7 @@ def build(config: TrainConfig) -> RunComponents:
         corrupt_eval=corrupt_eval,
         classifier=classifier,
         class_weight=weight,
+        index=index,
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from didicm.checkpoint import save
 from didicm.classifier import Classifier, Loss
 from didicm.data import Loader, Mixer, make_loader
+from didicm.data.index import keep_listings
 from didicm.data.randomness import keys
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
@@ -101,7 +102,7 @@ def _train(
         plain_optimizer.load_state_dict(scatter(optimizer_state, plain_optimizer))
     optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(plain_optimizer))
     scheduler = make_scheduler(config, plain_optimizer, steps_per_epoch, total_steps)
-    first_alone(fabric, lambda: _open_folder(folder, config))
+    first_alone(fabric, lambda: _open_folder(folder, config, run.index))
     if resumed and fabric.is_global_zero:
         console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
 
@@ -188,9 +189,11 @@ def _batches_from(step: int, loader: Loader, steps_per_epoch: int) -> Iterator[t
     return iter(loader)
 
 
-def _open_folder(folder: Path, config: TrainConfig) -> None:
-    """Keep the settings, and remove what a killed process left."""
+def _open_folder(folder: Path, config: TrainConfig, index: Path | None) -> None:
+    """Keep the settings and the listing of large data, and remove what a killed process left."""
     write_files(folder, {CONFIG: to_yaml(config)})
+    if index is not None:
+        keep_listings(index)
     for place in (folder / LAST, folder / BEST, (folder / STATE).parent):
         clear_leftovers(place)
 

@@ -1,12 +1,13 @@
 import os
 import pickle
+import time
 import unicodedata
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from didicm.data import DataError, UnreadableImageError, hold_out, open_data
+from didicm.data import DataError, UnreadableImageError, hold_out, index, open_data
 
 
 def refused(uri, *words):
@@ -192,3 +193,81 @@ def test_fashion_mini_ships_with_its_licence():
     import didicm.data.sources as sources
 
     assert "Zalando SE" in sources.FASHION_MINI.with_suffix(".LICENSE").read_text()
+
+
+def settle():
+    time.sleep(0.2)
+
+
+def forget():
+    """As another process would start."""
+    index._listings.clear()
+
+
+def test_a_folder_is_listed_once_and_again_when_it_changes(tmp_path, make_folder, write, scans):
+    root, kept = make_folder(tmp_path / "data"), tmp_path / "kept"
+    (root / "dog" / "deep").mkdir()
+    settle()
+    first = open_data(str(root), index=kept).train
+    assert scans == ["cat", "dog", "deep"]
+    assert not kept.exists()  # nothing is written unless somebody made the folder
+    index.keep_listings(kept)
+    for other_process in (False, True):
+        if other_process:
+            forget()
+        again = open_data(str(root), index=kept).train
+        assert [again.name(i) for i in range(len(again))] == [first.name(i) for i in range(len(first))]
+        assert (again.class_names, again.labels.tolist()) == (first.class_names, first.labels.tolist())
+        assert len(scans) == 3
+
+    def changes(change):
+        scans.clear()
+        change()
+        settle()
+        forget()
+        names = open_data(str(root), index=kept, strict=False).train.class_names
+        assert scans
+        scans.clear()
+        forget()
+        images = open_data(str(root), index=kept, strict=False).train
+        assert not scans
+        assert names == images.class_names
+        return len(images)
+
+    assert changes(lambda: write(root / "cat" / "new.png")) == 13
+    assert changes(lambda: write(root / "dog" / "deep" / "new.png")) == 14
+    assert changes((root / "dog" / "deep" / "new.png").unlink) == 13
+    assert changes(lambda: (root / "owl").mkdir()) == 13
+    stamp = (root / "cat").stat()
+
+    def hide():
+        write(root / "cat" / "hidden.png")
+        os.utime(root / "cat", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as some tools that copy do
+
+    assert changes(hide) == 14
+
+
+def test_a_damaged_listing_is_made_again_and_a_fresh_folder_is_not_trusted(
+    tmp_path, make_folder, scans, monkeypatch
+):
+    root, kept = make_folder(tmp_path / "data"), tmp_path / "kept"
+    settle()
+    open_data(str(root))
+    index.keep_listings(kept)
+    (file,) = kept.iterdir()
+    whole = file.read_bytes()
+    for content in (b"", whole[:50], whole[:-50]):
+        file.write_bytes(content)
+        forget()
+        scans.clear()
+        assert len(open_data(str(root), index=kept).train) == 12
+        assert scans == ["cat", "dog"]
+        assert file.read_bytes() == whole or len(file.read_bytes()) == len(whole)
+    monkeypatch.setattr(index, "SETTLED", 10**18)  # a change in the same tick of the clock would not show
+    forget()
+    file.unlink()
+    for _ in range(2):
+        scans.clear()
+        open_data(str(root), index=kept)
+        assert scans == ["cat", "dog"]
+    assert not list(kept.iterdir())

@@ -3,12 +3,13 @@ import os
 import shutil
 import signal
 import socket
+import time
 
 import pytest
 import torch
 from rich.console import Console
 
-from didicm.data import make_loader
+from didicm.data import index, make_loader
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.store import load_posteriors
@@ -206,3 +207,35 @@ def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path):
     with pytest.raises(UserError, match="in use and holds no comparison"):
         run_study(tiny(), tmp_path)
     assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+def test_a_grid_lists_a_folder_once_and_sees_when_it_changes(tiny, tmp_path, make_folder, write, scans):
+    data, out = make_folder(tmp_path / "data", count=12), tmp_path / "out"
+    study = tiny({"batch_size": 4, "epochs": 1, "image.channels": 3}, fractions=[1.0])
+
+    def run(seeds):
+        scans.clear()
+        run_study(study, out, data=str(data), seeds=seeds, console=Console(quiet=True))
+        read = list(scans)
+        index._listings.clear()  # as another process would start
+        return read
+
+    time.sleep(0.2)
+    assert run(1) == ["cat", "dog"]  # two methods, each built to check it and again to train it
+    assert run(2) == []
+    write(data / "cat" / "new.png")
+    time.sleep(0.2)
+    assert run(3) == ["cat", "dog"]
+    counts = {result.num_train + result.num_held_out + result.num_test for result in read_results(out)}
+    assert counts == {24, 25}
+
+
+def test_a_run_keeps_the_listing_for_when_it_is_resumed(tmp_path, make_folder, scans, works, train_flags):
+    data, run = make_folder(tmp_path / "data", count=12), tmp_path / "run"
+    time.sleep(0.2)
+    flags = {"data": data, "fraction": 1, "batch_size": 4, "epochs": 1, "image__channels": 3}
+    works("train", *train_flags(run, **flags))
+    assert scans == ["cat", "dog"]
+    index._listings.clear()
+    works("train", f"--out={run}", "--epochs=2", "--extend")
+    assert scans == ["cat", "dog"]
