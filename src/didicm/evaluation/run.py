@@ -1,9 +1,11 @@
 """THE loop over a data set: a classifier's posteriors of labelled images, by one or several samplers at once."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +26,9 @@ class Evaluation:
     probs: dict[str, Tensor]  # by sampler, (N, K)
     labels: Tensor  # (N,)
     image_names: list[str]  # N
-    skipped: list[str]  # images that could not be read, each with the reason
+    skipped: list[str]  # images that this process could not read, each with the reason
     nfe: dict[str, float]  # by sampler, network calls per image, on average where an early stop saves some
-    images_per_second: dict[str, float]  # by sampler, without reading the images
+    images_per_second: dict[str, float]  # by sampler, in this process, without reading the images
     kept: Tensor  # (n,): rows of the images that were kept to look at
     kept_images: Tensor  # (n, C, H, W), as the network sees them
 
@@ -100,6 +102,22 @@ def stream(
         yield image, Batch(label.cpu(), loader.index, probs, nfe, seconds, skipped)
 
 
+@dataclass(frozen=True)
+class Scratch:
+    """A folder that takes posteriors as files mapped into memory, of which the system keeps as much as it can.
+
+    The processes of a machine fill them together, each with its share of the images; then all see all.
+    """
+
+    folder: Path
+    barrier: Callable[[], object] = lambda: None  # waits for the other processes
+
+    def table(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """A table of zeros, or what another process has already put there."""
+        path = str(self.folder / name)
+        return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
+
+
 def evaluate(
     classifier: Classifier,
     images: ImageSet,
@@ -107,44 +125,67 @@ def evaluate(
     samplers: Samplers | None = None,
     *,
     keep: int = 0,
+    scratch: Scratch | None = None,
     progress: Callable[[int, int], None] | None = None,
     **loading: Any,
 ) -> Evaluation:
-    """Posteriors of a whole set; `keep` so many evenly spaced images to look at.
+    """Posteriors of a whole set, or of this process's share; `keep` so many evenly spaced images to look at.
 
+    With a new `scratch` folder the posteriors lie there and not in memory, and those of all processes are joined.
     `progress` is called with the number of images done and to do; `loading` are the options of `stream`.
     """
-    samplers = samplers or OWN
-    wanted = torch.linspace(0, len(images) - 1, min(keep, len(images))).long()
-    batches: list[Batch] = []
-    kept_images: list[Tensor] = []
-    done = 0
+    samplers, count = samplers or OWN, len(images)
+    wanted = torch.linspace(0, count - 1, min(keep, count)).long()
+    table = _in_memory if scratch is None else scratch.table
+    probs = {name: table(f"probs-{i}", (count, classifier.num_classes)) for i, name in enumerate(samplers)}
+    calls = {name: table(f"calls-{i}", (count,), torch.float64) for i, name in enumerate(samplers)}
+    seen = table("seen", (count,), torch.uint8)
+    shown = table("images", (len(wanted), transform.channels, transform.size, transform.size)) if keep else None
+    timed: list[tuple[int, dict[str, float]]] = []
+    skipped: list[str] = []
     for image, batch in stream(classifier, images, transform, samplers, **loading):
-        batches.append(batch)
-        kept_images.append(image[torch.isin(batch.index, wanted)].cpu())
-        done += len(batch.label)
+        for name in samplers:
+            probs[name][batch.index], calls[name][batch.index] = batch.probs[name], batch.nfe[name]
+        seen[batch.index] = 1
+        if shown is not None:
+            mine = torch.isin(batch.index, wanted)
+            shown[torch.searchsorted(wanted, batch.index[mine])] = image[mine].cpu()
+        timed.append((len(batch.index), batch.seconds))
+        skipped = batch.skipped
         if progress is not None:
-            progress(done + len(batch.skipped), len(images))
-    if not batches:
-        raise UserError(f"none of the {len(images)} images can be read: look at them with didicm doctor")
-    index = torch.cat([batch.index for batch in batches])
-    timed = batches[1:] or batches  # the first batch also warms up
-    count = sum(len(batch.label) for batch in timed)
+            progress(sum(n for n, _ in timed) + len(skipped), count)
+    if scratch is not None:
+        scratch.barrier()
+    index = seen.nonzero().squeeze(1)
+    if not len(index):
+        raise UserError(f"none of the {count} images can be read: look at them with didicm doctor")
+    if len(index) < count:
+        # One by one, and into files again if there are any: all processes write the same numbers there.
+        for i, (name, x) in enumerate(probs.items()):
+            probs[name] = table(f"read-{i}", (len(index), classifier.num_classes)).copy_(x[index])
+    timed = timed[1:] or timed  # the first batch also warms up
     return Evaluation(
-        probs={name: torch.cat([batch.probs[name] for batch in batches]) for name in samplers},
-        labels=torch.cat([batch.label for batch in batches]),
+        probs=probs,
+        labels=torch.as_tensor(images.labels)[index].long(),
         image_names=[images.name(i) for i in index.tolist()],
-        skipped=batches[-1].skipped,
-        nfe={name: _mean([(batch.nfe[name], len(batch.label)) for batch in batches]) for name in samplers},
-        images_per_second={name: count / sum(batch.seconds[name] for batch in timed) for name in samplers},
+        skipped=skipped,
+        nfe={name: _mean(x[index]) for name, x in calls.items()},
+        images_per_second={name: _speed(timed, name) for name in samplers},
         kept=torch.isin(index, wanted).nonzero().squeeze(1),
-        kept_images=torch.cat(kept_images),
+        kept_images=torch.zeros(0) if shown is None else shown[torch.isin(wanted, index)],
     )
 
 
-def _mean(values: Sequence[tuple[float, int]]) -> float:
-    """Mean of values with their counts; what they all agree on stays as it is, a whole number too."""
-    first = values[0][0]
-    if all(value == first for value, _ in values):
-        return first
-    return sum(value * count for value, count in values) / sum(count for _, count in values)
+def _in_memory(name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def _mean(x: Tensor) -> float:
+    """Mean of network calls; a number that all images share stays whole."""
+    mean = float(x.mean())
+    return int(mean) if mean.is_integer() and bool((x == mean).all()) else mean
+
+
+def _speed(timed: Sequence[tuple[int, dict[str, float]]], name: str) -> float:
+    seconds = sum(spent[name] for _, spent in timed)
+    return sum(count for count, _ in timed) / seconds if seconds else 0.0

@@ -79,9 +79,11 @@ def execute(folder: Path) -> None:
         # A job left over from a killed owner may be at it: then we wait, and find the run done.
         with held(Path(run.config.out), wait=True):
             if (folder / RUN).exists() and not (folder / RESULT).exists():
-                components, test = resize_once(*prepare(run))
-                seconds = _train_or_resume(run, components, folder)
-                write_files(folder, {RESULT: to_json(measure(run, components, test, seconds, folder).to_dict())})
+                with open(Path(run.config.out) / LOG, "a", encoding="utf-8") as log:
+                    if run.config.run.devices == 1:
+                        _train_and_measure(run, folder, Console(file=log, soft_wrap=True))
+                    else:
+                        _in_processes(run, folder, log)
     except (UserError, OSError) as error:
         raise UserError(f"{run}: {reason(error)}") from error
 
@@ -122,10 +124,18 @@ def resize_once(components: RunComponents, test: ImageSet) -> tuple[RunComponent
     return replace(components, train=resize(components.train), val=resize(components.val)), resize(test)
 
 
-# Training
+def _train_and_measure(run: Run, folder: Path, console: Console | None = None) -> None:
+    """All of a run, in this process or with others of its kind, one per device."""
+    components, test = resize_once(*prepare(run))
+    seconds = _train_or_resume(run, components, folder, console)
+    result = measure(run, components, test, seconds, folder)
+    if result is not None:
+        write_files(folder, {RESULT: to_json(result.to_dict())})
 
 
-def _train_or_resume(run: Run, components: RunComponents, folder: Path) -> float | None:
+def _train_or_resume(
+    run: Run, components: RunComponents, folder: Path, console: Console | None = None
+) -> float | None:
     """Train or resume, unless that is done; seconds, unless it was resumed."""
     training = Path(run.config.out)
     if (training / TRAINED).exists():
@@ -133,20 +143,17 @@ def _train_or_resume(run: Run, components: RunComponents, folder: Path) -> float
         return seconds
     resumed = has_state(training)
     begun = time.monotonic()
-    with open(training / LOG, "a", encoding="utf-8") as log:
-        if run.config.run.devices == 1:
-            _train(run, components, folder, Console(file=log, soft_wrap=True))
-        else:
-            _train_in_processes(run, folder, log)
+    _train(run, components, folder, console)
     seconds = None if resumed else time.monotonic() - begun
-    write_files(training, {TRAINED: to_json(seconds)})
-    for path in ((training / STATE).parent, training / BEST):  # only a resumed training needs them
-        shutil.rmtree(path, ignore_errors=True)
+    if _is_first():
+        write_files(training, {TRAINED: to_json(seconds)})
+        for path in ((training / STATE).parent, training / BEST):  # only a resumed training needs them
+            shutil.rmtree(path, ignore_errors=True)
     return seconds
 
 
 def _train(run: Run, components: RunComponents, folder: Path, console: Console | None = None) -> None:
-    """Train in this process; how far it is goes to `folder`, once per second at most."""
+    """Train; how far that is goes to `folder`, once per second at most."""
     config, written = run.config, -math.inf
     if config.epochs * len(components.train) <= SHORT * config.batch_size:
         # Log every step: enough to tell whether the loss was still falling at the end.
@@ -154,14 +161,19 @@ def _train(run: Run, components: RunComponents, folder: Path, console: Console |
 
     def on_step(done: int, total: int) -> None:
         nonlocal written
-        if time.monotonic() - written >= 1 and os.environ.get("RANK", "0") == "0":
+        if time.monotonic() - written >= 1 and _is_first():
             write_files(folder, {PROGRESS: f"{done / total:.5f}"})
             written = time.monotonic()
 
     train(config, components=components, on_step=on_step, console=console)
 
 
-def _train_in_processes(run: Run, folder: Path, log: IO[str]) -> None:
+def _is_first() -> bool:
+    """Whether this is the process that writes, of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _in_processes(run: Run, folder: Path, log: IO[str]) -> None:
     """One process per device, through torchrun."""
     training = Path(run.config.out)
     (training / ERROR).unlink(missing_ok=True)
@@ -179,16 +191,16 @@ def _train_in_processes(run: Run, folder: Path, log: IO[str]) -> None:
     if (training / ERROR).exists():
         raise UserError((training / ERROR).read_text(encoding="utf-8"))
     if code:
-        raise UserError(f"the training ended with exit code {code}: see {training / LOG}")
+        raise UserError(f"training or measuring ended with exit code {code}: see {training / LOG}")
 
 
 def main(folder: Path) -> int:
-    """Train a run as one of several processes."""
+    """Carry out a run as one of several processes."""
     run = read_run(folder)
     try:
-        _train(run, resize_once(*prepare(run))[0], folder)
+        _train_and_measure(run, folder)
     except UserError as error:
-        if os.environ["RANK"] == "0":
+        if _is_first():
             write_files(run.config.out, {ERROR: str(error)})
         return 2
     except KeyboardInterrupt:

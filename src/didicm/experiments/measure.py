@@ -2,12 +2,14 @@
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from lightning_fabric import Fabric
 from safetensors.torch import save_file
 
 from didicm.checkpoint import load
@@ -16,7 +18,7 @@ from didicm.data import ImageSet
 from didicm.diffusion import Step
 from didicm.evaluation.calibration import apply_temperature, fit_temperature
 from didicm.evaluation.metrics import evaluate_probs
-from didicm.evaluation.run import Evaluation, evaluate
+from didicm.evaluation.run import Evaluation, Scratch, evaluate
 from didicm.evaluation.store import save_posteriors
 from didicm.experiments.results import Measurement, RunResult
 from didicm.experiments.spec import MEASURED, ONE_CALL, PICTURES, Run, SamplerSpec
@@ -28,30 +30,95 @@ from didicm.training.loop import LAST
 from didicm.training.tracking import METRICS
 
 EVAL_SEED = 0  # the test images are corrupted alike for every method and seed
-BATCH = 250
+BATCH = 250  # on each device
+SCRATCH = "scratch"
 PRIOR = 10.0  # images: few are held out where there are few
 KEPT = 200  # test images that are kept to look at
 TRACED = 24  # of them, with their trajectory through diffusion time
 _CP_SETTINGS = ("steps", "solver", "score_time", "floor", "select")  # of a trajectory over probabilities
 
 
-def measure(run: Run, components: RunComponents, test: ImageSet, seconds: float | None, folder: Path) -> RunResult:
-    """Measure a trained run, whose training took so many seconds; posteriors and images go to `folder`."""
-    classifier = load(Path(run.config.out) / LAST).classifier
-    price = cost(classifier.model, components.eval_transform.size)
-    classifier.to(make_fabric(replace(run.config.run, devices=1)).device)
+def measure(
+    run: Run, components: RunComponents, test: ImageSet, seconds: float | None, folder: Path
+) -> RunResult | None:
+    """Measure a trained run, whose training took so many seconds; posteriors and images go to `folder`.
+
+    Every device of the run takes its share of the images, with the run's precision for the network; the first
+    process has the result, the others None.
+    """
+    fabric = make_fabric(run.config.run)
+    fabric.launch()
+    classifier = load(Path(run.config.out) / LAST).classifier.to(fabric.device)
     samplers = samplers_of(classifier, run.samplers)
+    with _scratch(folder, fabric) as scratch:
+        tested = _posteriors(classifier, samplers, run, components, test, scratch / "test", fabric, keep=KEPT)
+        held_out = None
+        if run.held_out:
+            held = components.val
+            held_out = _posteriors(classifier, samplers, run, components, held, scratch / "held", fabric)
+        fabric.barrier()  # nobody reads the files of the others any more
+        if not fabric.is_global_zero:
+            return None
+        with fabric.autocast():
+            _store_pictures(classifier, samplers[0], tested, components, folder)
+        return _result(run, components, classifier, samplers, tested, held_out, seconds, folder)
 
-    def posteriors(images: ImageSet, keep: int = 0) -> Evaluation:
-        asked = {spec.name: spec.settings for spec in samplers}
-        corruption, workers = components.corrupt_eval, run.config.run.workers
-        return evaluate(
-            classifier, images, components.eval_transform, asked,
-            corruption=corruption, batch_size=BATCH, workers=workers, seed=EVAL_SEED, keep=keep,
-        )  # fmt: skip
 
-    tested = posteriors(test, KEPT)
-    held_out = posteriors(components.val) if run.held_out else None
+@contextmanager
+def _scratch(folder: Path, fabric: Fabric) -> Iterator[Path]:
+    """A folder for posteriors until they are measured: many samplers of many images do not fit into memory."""
+    place = folder / SCRATCH
+    if fabric.is_global_zero:
+        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+        for part in ("test", "held"):
+            (place / part).mkdir(parents=True)
+    fabric.barrier()
+    try:
+        yield place
+    finally:
+        if fabric.is_global_zero:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _posteriors(
+    classifier: Classifier,
+    samplers: Sequence[SamplerSpec],
+    run: Run,
+    components: RunComponents,
+    images: ImageSet,
+    place: Path,
+    fabric: Fabric,
+    keep: int = 0,
+) -> Evaluation:
+    return evaluate(
+        classifier,
+        images,
+        components.eval_transform,
+        {spec.name: spec.settings for spec in samplers},
+        corruption=components.corrupt_eval,
+        batch_size=BATCH,
+        workers=run.config.run.workers,
+        seed=EVAL_SEED,
+        keep=keep,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        autocast=fabric.autocast,
+        scratch=Scratch(place, fabric.barrier),
+    )
+
+
+def _result(
+    run: Run,
+    components: RunComponents,
+    classifier: Classifier,
+    samplers: Sequence[SamplerSpec],
+    tested: Evaluation,
+    held_out: Evaluation | None,
+    seconds: float | None,
+    folder: Path,
+) -> RunResult:
+    """Metrics of one sampler after the other, and files of the posteriors that are stored."""
+    price = cost(classifier.model, components.eval_transform.size)
     measurements = []
     for i, spec in enumerate(samplers):
         probs, calls = tested.probs[spec.name], tested.nfe[spec.name]
@@ -76,7 +143,6 @@ def measure(run: Run, components: RunComponents, test: ImageSet, seconds: float 
                 posteriors=None if file is None else f"{MEASURED}/{folder.name}/{file.name}",
             )
         )
-    _store_pictures(classifier, samplers[0], tested, components, folder)
     return RunResult(
         key=run.key,
         method=str(run.method),

@@ -1,10 +1,17 @@
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from didicm import UserError
 from didicm.data import ArraySet, Corruptions, EvalTransform
-from didicm.evaluation.run import evaluate, stream
+from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.run import Scratch, evaluate, stream
 
 TRANSFORM = EvalTransform(8, 1, crop_pct=1.0)
 
@@ -109,6 +116,80 @@ def test_processes_share_the_images(diffusion, some_images):
     found = dict(zip(names, torch.cat([part.probs[""] for part in parts]), strict=True))
     joined = torch.stack([found[name] for name in whole.image_names])
     assert torch.allclose(joined, whole.probs[""], atol=1e-5)
+
+
+SAMPLERS = {
+    "main": {"steps": 2},
+    "labels": {"method": "cl", "steps": 1, "chains": 3},
+    "one": {"method": "readout"},
+}
+
+
+@pytest.mark.parametrize(("count", "torn"), [(19, ()), (19, (6, 7)), (2, ()), (1, ())])
+def test_processes_of_a_machine_fill_the_same_files(diffusion, some_images, tmp_path, count, torn):
+    """In threads here: two processes that only meet at the barrier."""
+    images = some_images(count)
+    whole = evaluate(diffusion, Counted(images, torn), TRANSFORM, SAMPLERS, keep=4)
+    meet = threading.Barrier(2, timeout=60)
+
+    def share(rank):
+        mine = Counted(images, torn)
+        scratch = Scratch(tmp_path, meet.wait)
+        found = evaluate(
+            diffusion, mine, TRANSFORM, SAMPLERS, keep=4, scratch=scratch, batch_size=3, rank=rank, world_size=2
+        )
+        return found
+
+    diffusion.eval()
+    with ThreadPoolExecutor(2) as pool:
+        parts = list(pool.map(share, (0, 1)))
+    for part in parts:
+        assert part.image_names == whole.image_names
+        assert torch.equal(part.labels, whole.labels)
+        assert part.nfe == whole.nfe == {"main": 2, "labels": 3, "one": 1}
+        assert torch.equal(part.kept, whole.kept)
+        assert torch.equal(part.kept_images, whole.kept_images)
+        for name in SAMPLERS:
+            assert torch.allclose(part.probs[name], whole.probs[name], atol=1e-5)
+            assert evaluate_probs(part.probs[name], part.labels) == pytest.approx(
+                evaluate_probs(whole.probs[name], whole.labels), abs=1e-5
+            )
+
+
+class Kept(TorchDispatchMode):
+    """The most bytes of probabilities (any, 3) that lie in memory at once, files that are mapped left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        if (
+            isinstance(result, torch.Tensor)
+            and function is not torch.ops.aten.from_file.default
+            and result.shape[-1:] == (3,)
+            and result.untyped_storage()._cdata not in given
+        ):
+            storage = result.untyped_storage()
+            self.live += storage.nbytes()
+            self.most = max(self.most, self.live)
+            weakref.finalize(storage, self.freed, storage.nbytes())
+        return result
+
+    def freed(self, size):
+        self.live -= size
+
+
+def test_with_files_no_posterior_of_the_whole_set_is_in_memory(diffusion, some_images, tmp_path):
+    images, row = some_images(400), 3 * 4  # bytes
+    with Kept() as in_memory:
+        evaluate(diffusion, images, TRANSFORM, SAMPLERS, batch_size=5)
+    with Kept() as in_files:
+        evaluate(diffusion, images, TRANSFORM, SAMPLERS, batch_size=5, scratch=Scratch(tmp_path))
+    assert in_memory.most > 3 * 400 * row
+    assert in_files.most < 400 * row / 3
 
 
 def test_batches_stream_one_by_one(diffusion, some_images):

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from rich.console import Console
 from didicm.errors import UserError
 from didicm.experiments.clusters import Job, is_running
 from didicm.experiments.execute import main as train_as_one_of_several
-from didicm.experiments.execute import read_run, write_run
+from didicm.experiments.execute import prepare, read_run, write_run
 from didicm.experiments.executors import gpu_shares, make_executor
+from didicm.experiments.measure import measure
 from didicm.experiments.results import RESULTS, read_results
 from didicm.experiments.run import run_study
 from didicm.locks import held
 from didicm.settings import RunConfig
 from didicm.signals import interrupted
+from didicm.values import override
 
 pytestmark = pytest.mark.slow
 
@@ -102,9 +105,18 @@ def test_workers_share_a_study_stop_with_their_owner_and_give_the_same_numbers_w
     assert numbers_of(out) == numbers_of(whole)
 
 
-def test_a_run_can_be_trained_by_several_processes(tiny, tmp_path):
+def test_a_run_can_be_trained_and_measured_by_several_processes(tiny, tmp_path):
     study = tiny({"run.devices": 2}, methods=[{"name": "DiDiCM"}], seeds=1)
     (result,) = run_study(study, tmp_path)
+    (run,) = study.runs("fashion-mini", 1)
+    settings = {"out": str(tmp_path / "runs" / result.key), "run.devices": 1}
+    run = replace(run, config=override(run.config, settings))
+    alone = measure(run, *prepare(run), None, tmp_path / "alone")
+    for shared, own in zip(result.measurements, alone.measurements, strict=True):
+        assert shared.metrics == pytest.approx(own.metrics, abs=1e-5)
+        assert shared.scaled_metrics == pytest.approx(own.scaled_metrics, abs=1e-5)
+    assert (tmp_path / "alone" / "pictures.safetensors").exists()
+    assert not list(tmp_path.glob("**/scratch"))
     log = (tmp_path / "runs" / result.key / "train.log").read_text()
     assert log.count("epoch 2: accuracy") == 1
     assert result.num_train == 90

@@ -4,21 +4,24 @@ import shutil
 import signal
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from didicm.data import index, make_loader
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.store import load_posteriors
 from didicm.experiments.execute import execute, prepare, read_result, resize_once, write_run
-from didicm.experiments.measure import final_epochs_gain
+from didicm.experiments.measure import final_epochs_gain, measure
 from didicm.experiments.results import RESULTS, read_plan, read_results
 from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import PICTURES
 from didicm.locks import HeldError, held
+from didicm.values import override
 
 
 @pytest.fixture
@@ -50,6 +53,37 @@ def test_each_run_has_one_line_with_metrics_costs_and_stored_posteriors(tiny, wh
     assert not list(whole.glob("runs/*/state"))
     assert not list(whole.glob("runs/*/best"))
     assert not list(whole.glob("measured/*/*.json"))
+
+
+class Precisions(TorchDispatchMode):
+    """In which precision the network convolves, and a solver normalises its scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolutions, self.solver = set(), set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.convolution.default and len(result) > 1:  # costs are counted on one image
+            self.convolutions.add(result.dtype)
+        if function is torch.ops.aten._softmax.default:
+            self.solver.add(result.dtype)
+        return result
+
+
+@pytest.mark.parametrize(("precision", "network"), [("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)])
+def test_it_measures_with_the_precision_of_the_run_and_a_solver_in_float32(
+    tiny, whole, tmp_path, precision, network
+):
+    run = runs_of(tiny())[1]
+    settings = {"out": str(whole / "runs" / run.key), "run.precision": precision}
+    run = replace(run, config=override(run.config, settings), held_out=0.0)  # no temperature: it has float64
+    with Precisions() as seen:
+        result = measure(run, *prepare(run), None, tmp_path)
+    assert (seen.convolutions, seen.solver) == ({network}, {torch.float32})
+    (stored,) = [x for x in read_results(whole) if x.key == runs_of(tiny())[1].key]
+    for one, other in zip(result.measurements, stored.measurements, strict=True):
+        assert one.metrics["cls/NLL"] == pytest.approx(other.metrics["cls/NLL"], abs=0.02)
 
 
 def test_what_is_done_is_not_run_again(tiny, whole):
