@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ import yaml
 
 from didicm.classifier import Sampler
 from didicm.data import Corruptions
-from didicm.errors import UserError
+from didicm.errors import UserError, did_you_mean
 from didicm.settings import TrainConfig, load_recipe
 from didicm.values import Fraction, Natural, Range, Settings, flatten, override
 
@@ -49,6 +49,9 @@ class Condition(Settings):
         return {"fraction": self.fraction, **{name: value for name, value in own.items() if value is not None}}
 
 
+CONDITION_FIELDS = [item.name for item in fields(Condition)]
+
+
 @dataclass(frozen=True)
 class Method(Settings):
     """One of the classifiers that are compared."""
@@ -81,6 +84,11 @@ class SamplerSpec(Settings):
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler
     stored: bool = True  # whether its posteriors are kept, or only its metrics
     group: str = ""  # what it shares with samplers that differ in steps or chains alone
+    at: Mapping[str, Any] = field(default_factory=dict)  # fields of the conditions it is for, such as a resolution
+
+    def suits(self, condition: Condition) -> bool:
+        """Whether it is used under a condition."""
+        return all(getattr(condition, name) == value for name, value in self.at.items())
 
 
 @dataclass(frozen=True)
@@ -159,10 +167,10 @@ class Study(Settings):
         `settings` are the user's: they override recipes and the study, but not what makes a method.
         """
         asked = {**(settings or {}), "data": data}
-        shared: dict[str, Any] = {"samplers": self.samplers, "held_out": self.held_out}
+        samplers = {c: tuple(spec for spec in self.samplers if spec.suits(c)) for c in self.conditions}
         return [
-            Run(method, condition, seed, self._config(method, condition, seed, asked), **shared)
-            for seed, condition, method in product(range(seeds), self.conditions, self.methods)
+            Run(method, c, seed, self._config(method, c, seed, asked), samplers[c], self.held_out)
+            for seed, c, method in product(range(seeds), self.conditions, self.methods)
         ]
 
     def _config(self, method: Method, condition: Condition, seed: int, asked: Mapping[str, Any]) -> TrainConfig:
@@ -196,6 +204,13 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
             Corruptions.parse(condition.corruption)
     for spec in study.samplers:
         override(Sampler(), spec.settings)
+        unknown = next((name for name in spec.at if name not in CONDITION_FIELDS), None)
+        yield unknown is not None, f"at has no {unknown!r}: {did_you_mean(str(unknown), CONDITION_FIELDS)}"
+        yield (
+            not any(map(spec.suits, study.conditions)),
+            f"sampler {spec.name} is at {spec.at}, which no condition is",
+        )
+        yield spec.stored and bool(spec.at), f"at is for curves: sampler {spec.name} is part of the table"
     lost = [share for share in study.by_fraction if share not in [c.fraction for c in study.conditions]]
     yield bool(lost), f"by_fraction has {lost}, which no condition has"
     fitting = [name for name in published_tables() if (name == "tab:all_resnet") == (study.layout == "sizes")]

@@ -139,8 +139,9 @@ def _samplers(given: Any, curves: Any) -> tuple[SamplerSpec, ...]:
 
 def _expand(name: str, settings: Mapping[str, Any], stored: bool) -> Iterator[SamplerSpec]:
     """One sampler for each number of steps and of chains; of several, only the first keeps its posteriors."""
+    settings, at = {key: x for key, x in settings.items() if key != "at"}, settings.get("at", {})
     listed = {key: settings[key] for key in ("steps", "chains") if isinstance(settings.get(key), list)}
     for i, values in enumerate(product(*listed.values())):
         own = dict(zip(listed, values, strict=True))
         words = [f"{n} {unit if n != 1 else unit[:-1]}" for unit, n in own.items()]
-        yield SamplerSpec(", ".join([name, *words]), {**settings, **own}, stored and i == 0, name)
+        yield SamplerSpec(", ".join([name, *words]), {**settings, **own}, stored and i == 0, name, at)

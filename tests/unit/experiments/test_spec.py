@@ -73,6 +73,14 @@ def test_studies_share_the_networks_that_they_have_in_common(form):
     assert keys(f"efficiency-{form}", "standard, Strong Aug") == keys(f"main-{form}", "standard, Strong Aug")
 
 
+def test_chains_are_many_only_where_the_papers_figure_needs_them():
+    for run in load_study("efficiency-imagenet").runs("fashion-mini", 1):
+        labels = [spec for spec in run.samplers if spec.settings["method"] == "cl"]
+        assert "CL, 2 steps, 16 chains" in [spec.name for spec in labels]
+        in_figure = (run.condition.resolution, run.condition.fraction) == (56, 1.0)
+        assert len(labels) == (12 if in_figure else 1)
+
+
 def test_published_results_belong_to_todays_runs():
     """A new setting may not change the keys of runs that do not use it: they would all be run again."""
     study = load_study("solvers-cpu")
@@ -130,6 +138,9 @@ def test_a_list_of_steps_makes_a_sampler_each_and_only_the_first_keeps_posterior
         ({"samplers": {"a": None}}, "samplers: a must be a set of names and values"),
         ({"samplers": "a"}, "samplers must be a set of names and values"),
         ({"curves": {"a": {"steps": 2}}}, "curves need samplers"),
+        ({"samplers": {"a": {"steps": 2, "at": {"size": 7}}}}, "at has no 'size'"),
+        ({"samplers": {"a": {"steps": 2, "at": {"fraction": 0.3}}}}, "which no condition is"),
+        ({"samplers": {"a": {"steps": 2, "at": {"fraction": 1.0}}}}, "at is for curves"),
         ({"corruptions": ["fog:3"]}, "fog"),
         ({"corruptions": "none"}, "corruptions must be a list"),
         ({"conditions": [{"pixels": 3}]}, "there is no key 'pixels'"),
