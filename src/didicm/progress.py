@@ -6,6 +6,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from didicm.text import readable
+
 QUIET = 10.0  # seconds without a line, where there is no bar
 
 
@@ -40,7 +42,7 @@ class ProgressDisplay:
     def update(self, done: float, text: str = "", *, total: float | None = None) -> None:
         """Note how much is done; `text` says what is going on."""
         self._done, self._total = done, self._total if total is None else total
-        line = f"{text}{self.left}"
+        line = f"{readable(text)}{self.left}"
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=self._total, description=line)
         elif time.monotonic() - self._last >= self._seconds:
@@ -49,7 +51,7 @@ class ProgressDisplay:
     def print(self, line: str) -> None:
         """Print a line of its own, above the bar if there is one."""
         self._last = time.monotonic()
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(readable(line), highlight=False, markup=False, soft_wrap=True)
 
     @property
     def left(self) -> str:

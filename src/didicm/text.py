@@ -4,7 +4,7 @@ import shlex
 import unicodedata
 from typing import Any
 
-import rich.console
+from rich.console import Console
 from rich.text import Text
 
 _JOINERS = "\u200c\u200d"  # invisible, but several scripts cannot be written without them
@@ -24,7 +24,7 @@ def quoted(argument: object) -> str:
     return "$'" + "".join(_as_bytes(c) for c in text) + "'"
 
 
-class Console(rich.console.Console):
+class SafeConsole(Console):
     """Rich's console, which takes no text for markup or emoji and passes on line breaks as the only controls."""
 
     def __init__(self, **options: Any) -> None:

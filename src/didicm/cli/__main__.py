@@ -1,10 +1,13 @@
 """The `didicm` command: finds the module of a command, and tells mistakes in one sentence."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
+from io import TextIOWrapper
 
-from didicm.errors import UserError, did_you_mean, torch_required
+from didicm.errors import UserError, did_you_mean, reason, torch_required
 
 # What each command does; its module here is named alike.
 COMMANDS = {
@@ -27,25 +30,39 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 2 for a mistake the user can fix, told in one sentence."""
     command, *arguments = list(sys.argv[1:] if argv is None else argv) or [""]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names may be more than the terminal can show
     try:
-        if command in ("", "-h", "--help"):
-            print(_help())
-            return 0 if command else 2
-        if command == "--version":
-            print(f"didicm {metadata.version('didicm')}")
-            return 0
-        if command not in COMMANDS:
-            raise UserError(f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}")
-        exported = command == "predict" and any(argument.endswith(".onnx") for argument in arguments)
-        name = "predict_exported" if exported else command.replace("-", "_")
-        with torch_required(f"didicm {command}"):
-            return int(import_module(f"didicm.cli.{name}").main(arguments))
-    except (UserError, FloatingPointError) as error:  # the latter: a network's answers are not finite
-        print(f"didicm: {error}", file=sys.stderr)
+        code = _run(command, arguments)
+        sys.stdout.flush()  # here a reader that is gone can still be told from a mistake
+        return code
+    except BrokenPipeError:  # as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (UserError, OSError, FloatingPointError) as error:  # the latter: a network's answers are not finite
+        from didicm.text import readable
+
+        print(f"didicm: {readable(reason(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("didicm: interrupted", file=sys.stderr)
         return 130
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    if command in ("", "-h", "--help"):
+        print(_help())
+        return 0 if command else 2
+    if command == "--version":
+        print(f"didicm {metadata.version('didicm')}")
+        return 0
+    if command not in COMMANDS:
+        raise UserError(f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}")
+    exported = command == "predict" and any(argument.endswith(".onnx") for argument in arguments)
+    name = "predict_exported" if exported else command.replace("-", "_")
+    with torch_required(f"didicm {command}"):
+        return int(import_module(f"didicm.cli.{name}").main(arguments))
 
 
 def _help() -> str:

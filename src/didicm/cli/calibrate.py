@@ -1,15 +1,19 @@
 """`didicm calibrate`: a temperature and conformal sets, fitted on images the model was not trained on."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from didicm.checkpoint import CALIBRATION
 from didicm.cli.flags import parse
 from didicm.cli.options import LabelledOptions, hint_corruption, percent
 from didicm.errors import UserError
 from didicm.evaluation.assess import calibrate, check_storable
-from didicm.evaluation.calibration import Calibration
+from didicm.evaluation.calibration import Calibration, is_calibration
+from didicm.files import check_replaceable
+from didicm.text import SafeConsole
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,13 @@ def main(argv: list[str]) -> int:
     """Fit on one part of the held-out images, report on the other, store."""
     text = "Fit a temperature and conformal sets on held-out images, and store them with the model."
     options = parse(argv, CalibrateOptions, command="calibrate", description=text, positional=["run"])
-    console = Console(soft_wrap=True, markup=False)
+    console = SafeConsole(soft_wrap=True)
     if options.split == "train":
         raise UserError("--split train is what the model was trained on: calibrate on images it has not seen")
     check_storable(options.run)
     options.parsed_corruption()
     model = options.open()
+    check_replaceable(Path(model.place) / CALIBRATION, is_calibration, "", force=options.force)
     hint_corruption(model, options.corruption, console)
     with options.loading(console) as loading:
         made = calibrate(model, options.data, alpha=options.alpha, fraction=options.fraction, **loading)

@@ -1,7 +1,6 @@
 """`didicm compare`: is DiDiCM better than a standard classifier on these images, and at what cost?"""
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from didicm.experiments.results import RESULTS
 from didicm.experiments.run import run_study
 from didicm.experiments.study_file import METHODS, compare_study
 from didicm.report.html import Report, write_report
+from didicm.text import SafeConsole, quoted
 from didicm.values import Fraction, Natural
 
 
@@ -99,13 +99,17 @@ def main(argv: list[str]) -> int:
         "which is better at what cost. Run it again on the same --out to resume, or to add to it."
     )
     options = parse(argv, CompareOptions, command="compare", description=text)
-    console = Console(soft_wrap=True)
+    console = SafeConsole(soft_wrap=True)
     if options.report_only:
         report = write_report(options.out)
     elif not options.data:
         raise UserError("no --data: say where the images are")
     else:
-        run = {"command": "didicm compare " + shlex.join(argv), "console": console, **options.execution}
+        run = {
+            "command": " ".join(["didicm compare", *map(quoted, argv)]),
+            "console": console,
+            **options.execution,
+        }
         report = compare(options.data, options.out, **options.grid, **run)
     show_report(report, console)
     return 0
@@ -144,7 +148,7 @@ def compare(
 
 def show_report(report: Report, console: Console, tables: int | None = None) -> None:
     """Print the first tables or all, the verdict, and where things are."""
-    wide = console if console.is_terminal else Console(width=160)  # a file or a pipe has room for all columns
+    wide = console if console.is_terminal else SafeConsole(width=160)  # a file or a pipe has room for all columns
     for table in report.tables[:tables]:
         wide.print()
         wide.print(table.to_rich(wide.width))

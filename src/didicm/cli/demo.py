@@ -1,11 +1,8 @@
 """`didicm demo`: a standard classifier against DiDiCM on less and less informative images, in minutes."""
 
 import os
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from rich.console import Console
 
 from didicm.cli.compare import show_report
 from didicm.cli.flags import parse
@@ -13,6 +10,7 @@ from didicm.experiments.run import run_study
 from didicm.experiments.spec import Condition
 from didicm.experiments.study_file import compare_study
 from didicm.report.html import write_report
+from didicm.text import SafeConsole, quoted
 from didicm.values import Natural
 
 # Chosen by measurement on 2 cores. The epochs are many, as in the paper: few images are seen over and over.
@@ -54,7 +52,7 @@ def main(argv: list[str]) -> int:
         return 0
     text = "Compare a standard classifier with DiDiCM on less and less informative images, in under five minutes."
     options = parse(argv, DemoOptions, command="demo", description=text)
-    console = Console(soft_wrap=True, highlight=False)
+    console = SafeConsole(soft_wrap=True, highlight=False)
     study = replace(
         compare_study(methods=METHODS, seeds=options.seeds, settings=SETTINGS),
         title="DiDiCM against a standard classifier: the demo",
@@ -67,7 +65,7 @@ def main(argv: list[str]) -> int:
         f"Small images of clothes, at {len(LEVELS)} levels of uncertainty: fewer pixels, fewer training images.\n"
         f"{trainings} trainings, on {os.cpu_count()} cores; Ctrl-C stops, the same command goes on.\n"
     )
-    command = shlex.join(["didicm", "demo", "--out", str(options.out), "--seeds", str(options.seeds)])
+    command = f"didicm demo --out {quoted(options.out)} --seeds {options.seeds}"
     jobs = min(os.cpu_count() or 1, 4)
     run_study(study, options.out, data="fashion-mini", jobs=jobs, command=command, console=console)
     show_report(write_report(options.out), console, tables=1)

@@ -6,14 +6,16 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console, RenderableType
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from didicm.cli.flags import parse
 from didicm.data import DataError, TrainTransform, find_transform, open_data
 from didicm.data.doctor import Findings, Look, examine, save_examples, spread
+from didicm.files import check_replaceable, is_our_picture
 from didicm.progress import ProgressDisplay
 from didicm.settings import load_recipe
+from didicm.text import SafeConsole, readable
 
 
 @dataclass(frozen=True)
@@ -24,18 +26,21 @@ class DoctorOptions:
         data: where the images are, as for didicm train --data
         recipe: whose transforms to draw
         examples: where to draw what the transforms do
+        force: replace a file there that this command did not make
     """
 
     data: str
     recipe: str = "small"
     examples: Path = Path("doctor.png")
+    force: bool = False
 
 
 def main(argv: list[str]) -> int:
     """Examine the data, print the findings; exit code 1 when there are problems."""
     text = "Scan images before training: unreadable files, tiny classes, imbalance, duplicates, sizes."
     options = parse(argv, DoctorOptions, command="doctor", description=text, positional=["data"])
-    console = Console(soft_wrap=True)
+    console = SafeConsole(soft_wrap=True)
+    check_replaceable(options.examples, is_our_picture, "--examples", force=options.force)
     config = load_recipe(options.recipe)
     image = config.image
     data = open_data(options.data, strict=False)
@@ -44,11 +49,11 @@ def main(argv: list[str]) -> int:
             data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation
         )
     except DataError as error:  # nothing to draw, but still something to report
-        console.print(escape(str(error)))
+        console.print(readable(str(error)))
     else:
         data = data.with_channels(transform.channels)
         save_examples(data.train, TrainTransform(config.augment, transform), options.examples)
-        console.print(f"What the transforms do to three images: {escape(str(options.examples))}")
+        console.print(f"What the transforms do to three images: {readable(str(options.examples))}")
     findings = examine(data, partial(_track, console))
     for part in render(findings):
         console.print(part)
@@ -58,7 +63,7 @@ def main(argv: list[str]) -> int:
 def render(findings: Findings) -> Iterator[RenderableType]:
     """Yield what to print with rich, line by line and table by table."""
     splits = [split for split in (findings.train, findings.val) if split is not None]
-    title = escape(findings.uri)
+    title = readable(findings.uri)
     table = Table("", *("train", "val")[: len(splits)], title=title, title_justify="left")
     table.add_row("images", *(f"{s.images:,}" for s in splits))
     table.add_row("classes with images", *(str(len(s.counts) - len(s.empty)) for s in splits))
@@ -72,14 +77,13 @@ def render(findings: Findings) -> Iterator[RenderableType]:
     yield from _first([reason for s in splits for reason in s.unreadable])
     yield from _first([f"also in validation: {a} = {b}" for a, b in findings.leaks])
     yield from _first([f"under two classes: {a} = {b}" for a, b in findings.contradictions])
-    # File names may hold square brackets, which rich would read as colours.
-    yield from (f"[red]problem[/]  {escape(problem)}" for problem in findings.problems)
-    yield from (f"[yellow]note[/]     {escape(line)}" for line in findings.advice)
-    yield f"[bold]{escape(findings.verdict)}[/]"
+    yield from (Text.assemble(("problem", "red"), f"  {readable(problem)}") for problem in findings.problems)
+    yield from (Text.assemble(("note", "yellow"), f"     {readable(line)}") for line in findings.advice)
+    yield Text(readable(findings.verdict), "bold")
 
 
 def _first(lines: list[str], most: int = 10) -> Iterator[str]:
-    yield from map(escape, lines[:most])
+    yield from map(readable, lines[:most])
     if len(lines) > most:
         yield f"... and {len(lines) - most:,} more like this"
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from didicm.checkpoint import HUB
@@ -18,9 +17,10 @@ from didicm.errors import UserError
 from didicm.evaluation.assess import ModelEvaluation, evaluate
 from didicm.evaluation.diagnostics import ClassRow
 from didicm.evaluation.metrics import BINS
-from didicm.evaluation.store import save_posteriors
+from didicm.evaluation.store import is_posteriors, save_posteriors
 from didicm.evaluation.stored import StoredModel, same_place
-from didicm.files import to_json, write_files
+from didicm.files import check_replaceable, to_json, write_files
+from didicm.text import SafeConsole, readable
 from didicm.values import Natural
 
 POSTERIORS, METRICS, CLASSES = "posteriors.safetensors", "metrics.json", "classes.json"
@@ -59,11 +59,15 @@ def main(argv: list[str]) -> int:
     """Evaluate, show, store."""
     text = "Measure a model on labelled images: metrics with intervals, cost, a table by class."
     options = parse(argv, EvaluateOptions, command="evaluate", description=text, positional=["run"])
-    console = Console(soft_wrap=True, markup=False)
+    console = SafeConsole(soft_wrap=True)
     corruption = options.parsed_corruption()
     model = options.open()
     folder = options.out or default_folder(options)
     make_folder(folder)
+    for name in (POSTERIORS, METRICS, CLASSES):  # written together
+        check_replaceable(
+            folder / name, lambda _: is_posteriors(folder / POSTERIORS), "--out", force=options.force
+        )
     hint_corruption(model, options.corruption, console)
     with options.loading(console) as loading:
         asked: dict[str, Any] = {"split": options.split, "calibrated": options.calibration, "bins": options.bins}
@@ -163,7 +167,7 @@ def class_table(rows: Sequence[ClassRow]) -> Table:
         column.justify = "right"
     for row in shown:
         shares = (percent(x) for x in (row.recall, row.precision, row.confidence))
-        table.add_row(row.name, str(row.support), *shares, _number(row.nll))
+        table.add_row(readable(row.name), str(row.support), *shares, _number(row.nll))
     return table
 
 

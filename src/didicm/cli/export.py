@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-
 from didicm.cli.flags import parse
 from didicm.errors import UserError
 from didicm.evaluation.stored import open_model
-from didicm.inference.export import BATCHES, export
+from didicm.files import check_replaceable
+from didicm.inference.export import BATCHES, export, is_exported
 from didicm.inference.onnx import SUFFIX
+from didicm.text import SafeConsole
 from didicm.values import Natural
 
 SUFFIXES = {"onnx": SUFFIX, "torch": ".pt2"}
@@ -29,6 +29,7 @@ class ExportOptions:
         sampler: how the posterior is sampled, as in --sampler.steps 2; by default as stored with the model
         size: input size in pixels; by default as stored with the model
         calibration: put the calibration stored with the model into the file; --no-calibration leaves it out
+        force: replace a file there that this command did not make
     """
 
     run: str
@@ -38,6 +39,7 @@ class ExportOptions:
     sampler: Mapping[str, Any] = field(default_factory=dict)
     size: Natural | None = None
     calibration: bool = True
+    force: bool = False
 
 
 def main(argv: list[str]) -> int:
@@ -48,10 +50,11 @@ def main(argv: list[str]) -> int:
         raise UserError(
             f"--out {options.out} must be a {SUFFIXES[options.format]} file for --format {options.format}"
         )
+    check_replaceable(options.out, is_exported, "--out", force=options.force)
     model = open_model(options.run, device="cpu", size=options.size, sampler=options.sampler)
     made = export(model, options.out, format=options.format, images=options.images, calibrated=options.calibration)
     batches = ", ".join(map(str, BATCHES))
-    Console(soft_wrap=True, markup=False).print(
+    SafeConsole(soft_wrap=True).print(
         f"{made.path}: {made.path.stat().st_size / 1e6:.1f} MB; {made.note}\n"
         f"from image files, in batches of {batches}, it differs from PyTorch by at most {made.difference:.1g}",
         highlight=False,

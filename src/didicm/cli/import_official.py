@@ -1,17 +1,17 @@
 """`didicm import-official`: a checkpoint of the authors' released code as a model directory."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-
-from didicm.checkpoint import CONFIG, save
+from didicm.checkpoint import CONFIG, WEIGHTS, save
 from didicm.cli.flags import parse
 from didicm.data import EvalTransform
 from didicm.errors import UserError
 from didicm.models import cost
 from didicm.official import read_official
+from didicm.text import SafeConsole
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,26 @@ class ImportOptions:
         out: the model directory to write
         weights: which weights to take; best means the averaged ones if there are any
         class_names: a text file with one class name per line, in order
+        force: replace a model that is there
     """
 
     file: Path
     out: Path = field(kw_only=True)
     weights: Literal["best", "model", "ema"] = "best"
     class_names: Path | None = None
+    force: bool = False
 
 
 def main(argv: list[str]) -> int:
     """Convert and say what came out."""
     text = "Convert a .pth.tar of the authors' released code into a model directory."
     options = parse(argv, ImportOptions, command="import-official", description=text, positional=["file"])
-    if (options.out / CONFIG).exists():
-        raise UserError(f"{options.out} already holds a model: give another --out")
+    for name in (
+        CONFIG,
+        WEIGHTS,
+    ):  # a model that was trained looks like one that was imported: neither is replaced
+        if os.path.lexists(options.out / name) and not options.force:
+            raise UserError(f"{options.out} already holds {name}: give another --out, or replace it with --force")
     classifier, training = read_official(options.file, options.weights)
     names = None
     if options.class_names is not None:
@@ -46,7 +52,7 @@ def main(argv: list[str]) -> int:
     transform = evaluation_transform(training)
     save(classifier, options.out, class_names=names, transform=transform.to_dict())
     price = cost(classifier.model, transform.size)
-    Console().print(
+    SafeConsole().print(
         f"DiDiRN with {classifier.num_classes} classes, {price.parameters / 1e6:.1f} M parameters, "
         f"{transform.size} px, written to {options.out}\n"
         "It samples as the released code does; --sampler.solver exact makes evaluate and predict use our default.",

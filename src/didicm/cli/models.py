@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.flags import parse
 from didicm.models import ScoreModel, cost, create_model, list_models
+from didicm.text import SafeConsole
 from didicm.values import Natural, Range
 
 
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
             f"{price.total(options.steps) / 1e9:.3f} G" if scores else "-",
             "score network" if scores else "baseline",
         )
-    console = Console()
+    console = SafeConsole()
     console.print(table)
     console.print(
         f"Multiply-adds at {options.size} px, {options.classes} classes. What does not depend on the diffusion "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from didicm.progress import ProgressDisplay
+from didicm.text import quoted
 from didicm.values import Count, Natural
 
 if TYPE_CHECKING:  # they need PyTorch, and exported models do without
@@ -32,6 +33,7 @@ class AskOptions:
         calibration: use the calibration stored with the model; --no-calibration leaves it out
         optimize: fold batch norms and, on a CPU, use Winograd's convolutions: the same answers faster
         compile: the same, and compiled; the first batch then takes a minute or two
+        force: replace files that this command did not make
     """
 
     run: str
@@ -42,6 +44,7 @@ class AskOptions:
     calibration: bool = True
     optimize: bool = False
     compile: bool = False
+    force: bool = False
 
     def open(self) -> "StoredModel":
         """Load the model."""
@@ -96,10 +99,8 @@ def hint_corruption(model: "StoredModel", corruption: str | None, console: Conso
     """Remind of what training validated on."""
     trained = model.training
     if trained is not None and trained.corrupt_eval and corruption is None:
-        console.print(
-            f"note: training validated on corrupted images: --corruption {trained.corrupt_eval} does the same",
-            highlight=False,
-        )
+        same = f"--corruption {quoted(trained.corrupt_eval)}"
+        console.print(f"note: training validated on corrupted images: {same} does the same", highlight=False)
 
 
 def percent(value: float) -> str:

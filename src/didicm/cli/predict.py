@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,7 @@ from didicm.cli.predictions import show, to_line
 from didicm.data import to_channels
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
-from didicm.files import write_files
+from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
 from didicm.inference.bulk import BulkSettings, Engine, Tally, predict
 from didicm.inference.estimate import estimate
 from didicm.inference.parts import Parts
@@ -26,6 +27,7 @@ from didicm.inference.prediction import Prediction, why_unreadable
 from didicm.inference.predictor import Predictor
 from didicm.inference.rows import Format, RowWriter
 from didicm.progress import ProgressDisplay, duration
+from didicm.text import SafeConsole, readable
 from didicm.values import Count, Natural
 
 DEVICES = (1, 8, 64)  # for which --dry-run says what many images would take
@@ -78,6 +80,8 @@ class PredictOptions(AskOptions):
             raise UserError("didicm predict needs IMAGES: files, folders, patterns, .tar or .parquet files, or -")
         if self.trajectory is not None and self.trajectory.suffix.lower() != ".png":
             raise UserError(f"--trajectory {self.trajectory} must be a .png file")
+        if self.trajectory is not None:
+            check_replaceable(self.trajectory, is_our_picture, "--trajectory", force=self.force)
         if self.trajectory is not None and (self.out is not None or self.dry_run):
             raise UserError("--trajectory draws a few images: leave it or --out out")
         if self.parquet and self.csv:
@@ -114,7 +118,7 @@ def main(argv: list[str]) -> int:
     text = "Classify images: the most probable classes, the entropy, the conformal set if calibrated."
     options = parse(argv, PredictOptions, command="predict", description=text, positional=["run", "images"])
     options.check()
-    console, errors = Console(soft_wrap=True, markup=False), Console(stderr=True, soft_wrap=True, markup=False)
+    console, errors = SafeConsole(soft_wrap=True), SafeConsole(stderr=True, soft_wrap=True)
     predictor = Predictor.load(
         options.run,
         options.device,
@@ -149,8 +153,8 @@ def show_all(predictor: Predictor, options: PredictOptions, console: Console, er
                 read.append(image)
             except Exception as error:  # a broken file can raise nearly anything from inside a decoder
                 failed += 1
-                why = why_unreadable(error)
-                print(f"didicm: {image.name} cannot be read as an image ({why})", file=sys.stderr)
+                told = f"{image.name} cannot be read as an image ({why_unreadable(error)})"
+                print(f"didicm: {readable(told)}", file=sys.stderr)
         if not seen:
             continue
         wanted = options.trajectory is not None and len(drawn) < MOST_DRAWN
@@ -229,6 +233,7 @@ def standard_input() -> Iterator[bytes]:
 def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> None:
     """One row per image: the image, and its most probable classes over diffusion time."""
     from didicm.report.images import Traced, trajectory_picture
+    from didicm.report.style import drawing
 
     items = []
     for image, prediction in drawn:
@@ -237,8 +242,7 @@ def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> 
         states = torch.stack([probs[order] for _, probs in prediction.trajectory or []]).numpy()  # (T, top)
         names = [name for name, _ in prediction.classes[:top]]
         items.append(Traced(Path(image.name).name, to_channels(image.open(), 3), times, states, names))
-    figure = trajectory_picture(items)
-    try:
-        write_files(path.parent, {path.name: lambda part: figure.savefig(part, dpi=120, format="png")})
-    except OSError as error:
-        raise UserError(f"--trajectory {path} cannot be written ({error}): give another file") from error
+    with drawing():
+        figure = trajectory_picture(items)
+        save = partial(figure.savefig, dpi=120, format="png", metadata=SOFTWARE)
+        write_files(path.parent, {path.name: save})

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from rich.console import Console
-
 from didicm.cli.flags import parse
 from didicm.cli.predictions import show, to_line
 from didicm.data.listing import list_images
 from didicm.errors import UserError
 from didicm.inference.onnx import OnnxPredictor
 from didicm.inference.prediction import why_unreadable
+from didicm.text import SafeConsole, readable
 from didicm.values import Natural
 
 
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> int:
     if not options.images:
         raise UserError("didicm predict needs IMAGES: files, folders, patterns, .tar or .parquet files, or -")
     predictor = OnnxPredictor.load(options.run, options.device, conformal=options.conformal)
-    console = Console(soft_wrap=True, markup=False)
+    console = SafeConsole(soft_wrap=True)
     print(predictor.note, file=sys.stderr)
     images, failed = list_images(options.images, sys.stdin.buffer), 0
     while batch := list(islice(images, options.batch_size)):
@@ -58,9 +57,8 @@ def main(argv: list[str]) -> int:
                 names.append(image.name)
             except Exception as error:  # a broken file can raise nearly anything from inside a decoder
                 failed += 1
-                print(
-                    f"didicm: {image.name} cannot be read as an image ({why_unreadable(error)})", file=sys.stderr
-                )
+                told = f"{image.name} cannot be read as an image ({why_unreadable(error)})"
+                print(f"didicm: {readable(told)}", file=sys.stderr)
         for name, prediction in zip(names, predictor.predict_batch(seen) if seen else [], strict=True):
             if options.json:
                 print(to_line(name, prediction, options.top))

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from didicm.cli.flags import parse
 from didicm.inference.hub import push
+from didicm.text import SafeConsole
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ def main(argv: list[str]) -> int:
     text = "Upload a model to the Hugging Face hub, with its calibration and a card. Log in first: hf auth login."
     options = parse(argv, PushOptions, command="push", description=text, positional=["run", "destination"])
     pushed = push(options.run, options.destination, private=options.private)
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console = SafeConsole(soft_wrap=True, highlight=False)
     console.print(f"{pushed.address}: {', '.join(sorted(pushed.files))}")
     for note in pushed.notes:
         console.print(f"note: {note}")

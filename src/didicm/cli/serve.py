@@ -11,6 +11,7 @@ from rich.console import Console
 from didicm.cli.flags import parse
 from didicm.cli.options import AskOptions
 from didicm.errors import UserError
+from didicm.text import SafeConsole
 from didicm.values import Natural, Positive
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
     )
     access = find_access(options.host, options.token_file, options.allow_anonymous)
     listening = open_socket(options.host, options.port)
-    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
     name = model_name(options.run)
     models = {name: open_engine(options.run, options, console)}
     if options.baseline is not None:

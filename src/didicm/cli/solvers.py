@@ -4,13 +4,13 @@ First it gets the exact score, then a noisy one, as a trained network would give
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
@@ -18,7 +18,9 @@ from torch import Tensor
 from didicm.cli.flags import parse
 from didicm.diffusion import Sampler, Step, UniformProcess
 from didicm.diffusion.solver import ExactScore
+from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
 from didicm.report.style import looks
+from didicm.text import SafeConsole
 from didicm.values import Natural, Range
 
 SAMPLERS = {
@@ -40,18 +42,21 @@ class SolverOptions:
         out: where to save the picture
         classes: number of classes
         images: number of posteriors to recover
+        force: replace a file there that this command did not make
     """
 
     out: Path = Path("demo/solvers.png")
     classes: Annotated[int, Range(10)] = 1000
     images: Natural = 64
+    force: bool = False
 
 
 def main(argv: list[str]) -> None:
     """Measure, draw, and say where the picture is."""
     text = "Show how each solver recovers a known posterior from exact and from noisy scores."
     options = parse(argv, SolverOptions, command="demo --solvers", description=text)
-    console = Console()
+    check_replaceable(options.out, is_our_picture, "--out", force=options.force)
+    console = SafeConsole()
     torch.manual_seed(0)
     process, truth = UniformProcess(options.classes), true_posteriors(options.images, options.classes)
     console.print(f"Recovering {options.images} known posteriors over {options.classes} classes.")
@@ -106,5 +111,4 @@ def draw(distance: dict[tuple[str, str, int], float], process: UniformProcess, t
             axes.axhline(target, color=str(shade), linewidth=0.8, linestyle=":")
         axes.set(xlim=(1, 0), ylim=(0, 0.7), title=name, xlabel="time")
     bottom.axes[0].set_ylabel("probability; dotted: the truth")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    write_files(path.parent, {path.name: partial(figure.savefig, dpi=120, format="png", metadata=SOFTWARE)})

@@ -1,6 +1,5 @@
 """`didicm study`: the paper's studies and ours, from YAML files, with the published numbers beside ours."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import Run, Study
 from didicm.experiments.study_file import list_studies, load_study
 from didicm.report.html import write_report
+from didicm.text import SafeConsole, quoted
 from didicm.values import Natural, Positive
 
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         "Studies in the same --out share the networks that they have in common."
     )
     options = parse(argv, NamedStudyOptions, command="study", description=text, positional=["name"])
-    console = Console(soft_wrap=True, highlight=False)
+    console = SafeConsole(soft_wrap=True, highlight=False)
     if not options.name:
         for name in list_studies():
             console.print(f"{name:22}{load_study(name).question}", markup=False)
@@ -61,7 +61,11 @@ def main(argv: list[str]) -> int:
         _describe(study, runs, options.tflops, out, console)
         return 0
     if not options.report_only:
-        asked |= {"trainings": options.out, "command": "didicm study " + shlex.join(argv), **options.execution}
+        asked |= {
+            "trainings": options.out,
+            "command": "didicm study " + " ".join(map(quoted, argv)),
+            **options.execution,
+        }
         run_study(study, out, console=console, **asked)
     show_report(write_report(out), console)
     return 0
@@ -79,7 +83,7 @@ def _describe(study: Study, runs: Mapping[str, Run], tflops: float, out: Path, c
         takes = _hours(need.hours(tflops)), f"{need.memory / 1e6:,.0f}"
         table.add_row(str(run.method), str(run.condition), str(run.config.epochs), *counts, *takes)
     console.print(f"{study.title}\n{study.question}\n", markup=False)
-    (console if console.is_terminal else Console(width=160)).print(table)
+    (console if console.is_terminal else SafeConsole(width=160)).print(table)
     names = ", ".join(spec.name for spec in study.samplers) or "as in its recipe"
     first = next(iter(runs.values())).config.run
     hours, disk = (

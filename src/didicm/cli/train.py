@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.flags import read_flags, show_help
 from didicm.errors import UserError
 from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read_yaml, recipes, to_yaml
-from didicm.text import Console, quoted
+from didicm.text import SafeConsole, quoted
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric
 from didicm.training.loop import BEST, CONFIG, HELD, LAST, train
@@ -53,8 +54,8 @@ def main(argv: list[str]) -> int:
     config = resolve(options, given)
     if not config.out:
         raise UserError("no --out: say where the run's directory should be")
-    folder, console = Path(config.out), Console(soft_wrap=True)
-    if (folder / CONFIG).is_file():
+    folder, console = Path(config.out), SafeConsole(soft_wrap=True)
+    if holds_run(folder):
         config = resume(folder, config, stated(options, given), extend=options.extend)
     elif folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {HELD}):
         raise UserError(f"{folder} is in use and holds no run: give another --out")
@@ -82,6 +83,11 @@ def main(argv: list[str]) -> int:
         )
     console.print(f"best model: {folder / BEST}   last: {folder / LAST}   numbers: {folder / METRICS}")
     return 0
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder is one of ours: somebody else's config.yaml makes no run."""
+    return (folder / CONFIG).is_file() and any((folder / name).exists() for name in (HELD, METRICS, STATE, LAST))
 
 
 def is_finished(folder: Path, config: TrainConfig) -> bool:

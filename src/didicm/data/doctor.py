@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 from didicm.data.decode import tiles
-from didicm.data.images import DataError, ImageSet, UnreadableImageError, some
+from didicm.data.images import ImageSet, UnreadableImageError, some
 from didicm.data.randomness import keys, preserved
 from didicm.data.sources import Data
 from didicm.data.transforms import TrainTransform, to_tensor
-from didicm.errors import reason
-from didicm.files import write_files
+from didicm.files import SOFTWARE, write_files
+from didicm.text import quoted
 
 TINY_CLASS = 10
 IMBALANCED = 10.0
@@ -101,7 +102,7 @@ class Findings:
         """What to do next, in one line."""
         if self.problems:
             return f"Fix this first: {self.problems[0]}."
-        return f"Ready to train: didicm train --recipe small --data {self.uri} --out runs/mine"
+        return f"Ready to train: didicm train --recipe small --data {quoted(self.uri)} --out runs/mine"
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,10 @@ def save_examples(images: ImageSet, transform: TrainTransform, path: Path, seed:
             left = GAP + column * (TILE + GAP) + (TILE - width) // 2
             top = HEADER + GAP + row * (TILE + GAP) + (TILE - height) // 2
             sheet.paste(tile.convert("RGB").resize((width, height), method), (left, top))
-    try:
-        write_files(path.parent, {path.name: lambda part: sheet.save(part, "PNG")})
-    except OSError as error:
-        why = reason(error)
-        raise DataError(f"the examples cannot be saved at {path} ({why}); choose another place") from error
+    about = PngInfo()
+    for name, value in SOFTWARE.items():
+        about.add_text(name, value)
+    write_files(path.parent, {path.name: lambda part: sheet.save(part, "PNG", pnginfo=about)})
 
 
 def _look_at(images: ImageSet, i: int) -> Look:

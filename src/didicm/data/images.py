@@ -13,6 +13,7 @@ from PIL import Image
 
 from didicm.data.decode import MODES, to_channels
 from didicm.errors import UserError, reason
+from didicm.text import readable as readable
 
 Shrink: TypeAlias = Callable[[tuple[int, int]], int]
 
@@ -152,11 +153,6 @@ def is_small(images: ImageSet) -> bool:
             width, height = images.load(i).size
             sizes.append(width * height * images.channels)
     return bool(sizes) and float(np.mean(sizes)) * len(images) <= SMALL_BYTES
-
-
-def readable(text: str) -> str:
-    """Make a file name safe to print, also when it is not valid UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def check_channels(channels: int) -> int:

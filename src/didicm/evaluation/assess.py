@@ -26,6 +26,7 @@ from didicm.evaluation.intervals import bootstrap
 from didicm.evaluation.metrics import BINS, evaluate_probs
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.models import cost
+from didicm.text import quoted
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def _refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> l
     if known:
         raise UserError(
             f"the model was trained on {known} of the {len(images)} images of {uri}: calibrate on others, "
-            f"such as --data {trained.data}, of which the held-out images are taken"
+            f"such as --data {quoted(trained.data)}, of which the held-out images are taken"
         )
     return []
 

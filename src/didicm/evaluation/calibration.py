@@ -98,6 +98,15 @@ def save_calibration(directory: str | Path, calibration: Calibration) -> Path:
     return directory / CALIBRATION
 
 
+def is_calibration(path: Path) -> bool:
+    """Whether a file is one that `save_calibration` wrote, of whatever format."""
+    try:
+        stored = read_json(path, AGAIN)
+    except UserError:
+        return False
+    return isinstance(stored, dict) and {"format", "weights_sha256", "temperature"} <= stored.keys()
+
+
 def load_calibration(directory: str | Path) -> Calibration | None:
     """Read the calibration of a model directory, None if there is none; one of other weights is refused."""
     directory = local_directory(directory) if str(directory).startswith(HUB) else Path(directory)

@@ -48,6 +48,15 @@ def save_posteriors(
     return path
 
 
+def is_posteriors(path: Path) -> bool:
+    """Whether a file is one that `save_posteriors` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("format") == FORMAT
+    except (SafetensorError, OSError, RuntimeError, ValueError):
+        return False
+
+
 def load_posteriors(path: str | Path) -> Posteriors:
     """Read a file that `save_posteriors` wrote."""
     if not Path(path).is_file():

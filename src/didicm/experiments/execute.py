@@ -24,6 +24,7 @@ from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
 from didicm.locks import held
 from didicm.signals import STOPPING
+from didicm.text import SafeConsole
 from didicm.training.build import INDEX, RunComponents, build, check_batches
 from didicm.training.loop import BEST, train
 from didicm.training.state import STATE, has_state
@@ -81,7 +82,7 @@ def execute(folder: Path) -> None:
             if (folder / RUN).exists() and not (folder / RESULT).exists():
                 with open(Path(run.config.out) / LOG, "a", encoding="utf-8") as log:
                     if run.config.run.devices == 1:
-                        _train_and_measure(run, folder, Console(file=log, soft_wrap=True))
+                        _train_and_measure(run, folder, SafeConsole(file=log, soft_wrap=True))
                     else:
                         _in_processes(run, folder, log)
     except (UserError, OSError) as error:

@@ -18,6 +18,7 @@ from didicm.experiments.spec import Run, Study
 from didicm.locks import LOCK, held
 from didicm.progress import ProgressDisplay
 from didicm.signals import interrupted
+from didicm.text import SafeConsole
 from didicm.training.build import INDEX
 
 JOBS = "jobs"
@@ -53,7 +54,7 @@ def run_study(
         command: what the user typed, for the report.
         console: where to show progress.
     """
-    out, home, console = Path(out), Path(trainings or out), console or Console(soft_wrap=True)
+    out, home, console = Path(out), Path(trainings or out), console or SafeConsole(soft_wrap=True)
     runs, plan = plan_runs(study, data, seeds, settings, command)
     stored, done = _check_folder(out), {result.key: result for result in read_results(out)}
     if stored and done and (changed := stored.conflict(plan)):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import cycle, islice
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -93,6 +94,12 @@ def export(
 
     write_files(out.parent, {out.name: write_checked})
     return Exported(out, found[0], note)
+
+
+def is_exported(path: Path) -> bool:
+    """Whether `export` wrote a file: its metadata names us."""
+    with open(path, "rb") as file:
+        return path.stat().st_size > 0 and mmap(file.fileno(), 0, access=ACCESS_READ).find(b"didicm") >= 0
 
 
 def _check_exportable(model: StoredModel, format: Format) -> None:

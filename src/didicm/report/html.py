@@ -2,14 +2,12 @@
 
 import base64
 import io
-import shlex
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure as Drawing
 
@@ -21,9 +19,10 @@ from didicm.files import write_files
 from didicm.report import figures, images
 from didicm.report.panels import panels_of
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Rows, rows_of
-from didicm.report.style import RC
+from didicm.report.style import drawing
 from didicm.report.tables import Table, cost_table, difference_table, main_table, panel_table
 from didicm.report.verdict import compared, verdict
+from didicm.text import quoted
 
 REPORT, TABLES, FIGURES = "report.html", "tables.md", "figures"
 CAPTIONS = {
@@ -149,7 +148,7 @@ def draw_numbers(study: Study, rows: Rows) -> list[Figure]:
         metrics, gains = [TOP5 if TOP5 in ours.metrics else TOP1], [TOP1, TOP5]
         conditions = [min(conditions, key=lambda c: (-c.fraction, c.resolution or 0))]
     drawn: dict[str, Drawing | None] = {}
-    with matplotlib.rc_context(RC):
+    with drawing():
         if study.layout == "steps":
             drawn["steps"] = figures.over_columns([ours], (TOP1, NLL))
         elif study.layout != "sizes":
@@ -165,7 +164,7 @@ def _draw_posteriors(rows: Rows, out: Path) -> list[Figure]:
     """Curves and single images, of the least informative condition."""
     hard = rows.conditions()[-1]
     raw, scaled = (figures.load_stored(rows, hard, out, scaled=scaled) for scaled in (False, True))
-    with matplotlib.rc_context(RC):
+    with drawing():
         drawn: dict[str, Drawing | None] = {
             "reliability": figures.reliability_diagrams(raw, rows, hard),
             "risk": figures.risk_coverage_curves(scaled, hard),
@@ -185,12 +184,12 @@ def _draw_posteriors(rows: Rows, out: Path) -> list[Figure]:
 
 def _rendered(drawn: dict[str, Drawing | None]) -> list[Figure]:
     rendered = []
-    for name, drawing in drawn.items():
-        if drawing is not None:
+    for name, figure in drawn.items():
+        if figure is not None:
             kind = "png" if name in ("trajectories", "errors") else "svg"
             content = io.BytesIO()
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            drawing.savefig(content, format=kind, dpi=130, metadata=metadata)
+            figure.savefig(content, format=kind, dpi=130, metadata=metadata)
             rendered.append(Figure(name, *CAPTIONS[name], content.getvalue(), kind))
     return rendered
 
@@ -223,9 +222,9 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 def _regenerate(study: Study, out: Path) -> str:
     if study.layout == "comparison":
-        return f"didicm compare --out {shlex.quote(str(out))} --report-only"
+        return f"didicm compare --out {quoted(out)} --report-only"
     name = study.name if study.name in list_studies() else f"{study.name}.yaml"
-    return f"didicm study {shlex.quote(name)} --out {shlex.quote(str(out.parent))} --report-only"
+    return f"didicm study {quoted(name)} --out {quoted(out.parent)} --report-only"
 
 
 def _list(numbers: set[int]) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,7 +18,8 @@ from didicm.errors import UserError, reason
 from didicm.evaluation.store import load_posteriors
 from didicm.experiments.spec import PICTURES
 from didicm.report.records import Entry, Row
-from didicm.report.style import FRAME, RC, looks
+from didicm.report.style import FRAME, drawing, looks
+from didicm.text import readable
 
 CLASSES = 5  # drawn of a posterior
 SHOWN = 6  # images with their trajectories
@@ -74,7 +74,7 @@ def trajectory_picture(items: Sequence[Traced], *, columns: int = 1) -> Figure:
     """Images, each beside its most probable classes over diffusion time, on one scale of probability."""
     highest = max(float(item.states.max()) for item in items)
     limit = next(limit for limit in (0.25, 0.5, 0.75, 1.0) if limit == 1 or highest < 0.95 * limit)
-    with matplotlib.rc_context(RC):
+    with drawing():
         figure, axes = _pairs(len(items), columns, width=6.4, height=2.5)
         for item, (left, right) in zip(items, axes, strict=True):
             show_image(left, item.image, item.title)
@@ -164,7 +164,8 @@ def show_image(axes: Axes, image: Any, title: str) -> None:
 
 
 def shorten(text: str, length: int) -> str:
-    """At most so many characters."""
+    """At most so many characters, all of which can be drawn."""
+    text = readable(text)
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

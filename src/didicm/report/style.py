@@ -1,8 +1,11 @@
 """How figures look: Okabe-Ito colours, each with a marker and a line style, so that they can be told in grey."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -40,6 +43,14 @@ RC: dict[Any, Any] = {
     "svg.hashsalt": "didicm",  # the same picture is the same file
     "svg.fonttype": "path",
 }
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Figures look so inside; letters that the font lacks are drawn as boxes, without a warning for each."""
+    with matplotlib.rc_context(RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
 
 
 def looks(lines: Iterable[tuple[str, bool]]) -> dict[str, Look]:

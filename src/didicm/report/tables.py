@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from didicm.report.panels import Panel, baselines_of, column_name
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Estimate, Metric, Rows
+from didicm.text import readable
 
 BRIER, ECE, AURC = "cls/Brier", "cal/ECE", "sc/AURC"
 METRICS = (TOP1, NLL, SCALED_NLL, Metric(BRIER, True), Metric(ECE), Metric(ECE, True), Metric(AURC, True))
@@ -36,24 +37,24 @@ class Table:
         narrow = self._width(dropped) > width
         left_out = [*dropped, *(["intervals"] if narrow else [])]
         note = self.note + (f"; report.html also has {', '.join(left_out)}" if left_out else "")
-        table = RichTable(title=escape(self.title), caption=escape(note))
+        table = RichTable(title=_plain(self.title), caption=_plain(note))
         table.title_justify = table.caption_justify = "left"
         kept = [i for i, name in enumerate(self.header) if name not in dropped]
         for i in kept:
-            heading = self.header[i].replace(", ", "\n") if narrow else self.header[i]
-            table.add_column(escape(heading), justify="right" if i else "left")
+            heading = _plain(self.header[i], ", " if narrow else "")
+            table.add_column(heading, justify="right" if i else "left")
         for number, row in enumerate(self.rows):
             if number in self.groups and number:
                 table.add_section()
             cells = [row[i].partition(" ± ")[0] if narrow and i else row[i] for i in kept]
-            table.add_row(*map(escape, cells))
+            table.add_row(*map(_plain, cells))
         return table
 
     def to_markdown(self) -> str:
         """For a document."""
-        lines = [f"## {self.title}", "", f"| {' | '.join(self.header)} |"]
+        lines = [f"## {readable(self.title)}", "", _markdown_row(self.header)]
         lines.append("|---|" + "---:|" * (len(self.header) - 1))
-        lines += [f"| {' | '.join(cell.strip() for cell in row)} |" for row in self.rows]
+        lines += [_markdown_row([cell.strip() for cell in row]) for row in self.rows]
         return "\n".join([*lines, *(["", f"{self.note}."] if self.note else []), ""])
 
     def _width(self, dropped: Sequence[str]) -> int:
@@ -144,6 +145,16 @@ def show(
     if spread and x.half is not None:
         text += f" ± {metric.text(x.half, digits=digits)}"
     return text + (" *" if signed and x.sign else "")
+
+
+def _plain(text: str, break_at: str = "") -> Text:
+    """Text that is no markup; names come from the user's files."""
+    shown = readable(text)
+    return Text(shown.replace(break_at, "\n") if break_at else shown)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(readable(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _millions(multiply_adds: int) -> str:

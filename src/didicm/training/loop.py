@@ -26,6 +26,7 @@ from didicm.files import clear_leftovers, write_files
 from didicm.locks import held
 from didicm.settings import TrainConfig, to_yaml
 from didicm.signals import stoppable
+from didicm.text import SafeConsole
 from didicm.training.build import RunComponents, build, check_batches
 from didicm.training.devices import (
     agree,
@@ -73,7 +74,7 @@ def train(
     run = components or build(config)
     if run.class_weight is not None:
         run = replace(run, class_weight=run.class_weight.to(fabric.device))
-    folder, console = Path(config.out), console or Console(soft_wrap=True)
+    folder, console = Path(config.out), console or SafeConsole(soft_wrap=True)
     with ExitStack() as until_the_end:
         first_alone(fabric, lambda: until_the_end.enter_context(held(folder, HELD)))
         return _train(config, run, fabric, folder, on_step, console)

@@ -14,6 +14,7 @@ from didicm.errors import UserError
 from didicm.files import write_files, writing
 from didicm.progress import ProgressDisplay
 from didicm.settings import RunConfig
+from didicm.text import SafeConsole
 
 METRICS = "metrics.jsonl"
 NAMED = 5  # unreadable images that are named
@@ -29,7 +30,7 @@ class Tracker:
     ) -> None:
         self._folder, self._total, self._silent = folder, total_steps, silent
         self._log_seconds = config.log_seconds
-        self._console = Console(quiet=True) if silent else console
+        self._console = SafeConsole(quiet=True) if silent else console
         self._display = ProgressDisplay(self._console, total_steps, start, seconds=float("inf"))
         self._writers: list[Writer] = []
         self._named: set[str] = set()

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from didicm.data import Augment, DataError, EvalTransform, TrainTransform, open_data
+from didicm.data import Augment, EvalTransform, TrainTransform, open_data
 from didicm.data.doctor import examine, save_examples
+from didicm.errors import UserError
 
 
 @pytest.fixture
@@ -85,5 +86,5 @@ def test_examples_show_the_transforms(tmp_path, make_folder):
     ]
     assert len({cell.tobytes() for cell in cells}) == 15
     assert all(cell.std() > 1 for cell in cells)
-    with pytest.raises(DataError, match="examples cannot be saved at"):
+    with pytest.raises(UserError, match="cannot be written"):
         save_examples(images, transform, tmp_path / "new" / "examples.png" / "x.png")

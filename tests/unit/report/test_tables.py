@@ -50,7 +50,7 @@ def test_tables_fit_a_narrow_screen(paired, make):
     wide, narrow = table.to_rich(1000), table.to_rich(80)
     assert len(wide.columns) == len(table.header)
     assert len(narrow.columns) <= len(wide.columns)
-    assert narrow.columns[1].header == "top-1 %"
+    assert str(narrow.columns[1].header) == "top-1 %"
 
 
 def test_the_verdict_and_the_cost_table_have_the_same_ratio(result, rows, says):
