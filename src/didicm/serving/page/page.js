@@ -170,7 +170,7 @@ function panel(name, answer, look) {
         row.fill.style.width = `${100 * state.probabilities[k]}%`;
         row.number.textContent = percent(state.probabilities[k]);
       });
-      caption.textContent = last === 0 ? "Answered in one step" : i >= last ? "Final posterior" : `After step ${i} of ${last}`;
+      caption.textContent = i >= last ? "Final posterior" : `After step ${i} of ${last}`;
       entropy.textContent = `${state.entropy.toFixed(2)} of at most ${Math.log(classes.length).toFixed(2)} nats`;
       plot?.show(Math.min(i, last));
     },
