@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -123,10 +124,19 @@ def hostile_upload(rng: random.Random) -> tuple[str, bytes, bool]:
         data[rng.randrange(len(data) + 1) : 0] = rng.randbytes(rng.randrange(2000))
     if rng.random() < 0.05:
         data = bytearray(rng.randbytes(rng.randrange(100_000)))
+    if rng.random() < 0.005:  # few bytes that hold as many pixels as the server takes
+        data = bytearray(blank())
     kind = rng.choice(TYPES)
     if kind.endswith("boundary=b"):
         data = b'--b\r\nContent-Disposition: form-data; name="i"; filename="i"\r\n\r\n' + data + b"\r\n--b--\r\n"
     return kind, bytes(data), rng.random() < 0.1
+
+
+@cache
+def blank() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGBA", (7000, 7000), (0, 90, 0, 90)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def photo(seed: int, kind: str = "JPEG") -> bytes:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from didicm.errors import UserError
 from didicm.serving.service import Example
-from didicm.serving.uploads import decode
+from didicm.serving.uploads import load_pixels, open_upload
 
 MOST = 12
 
@@ -27,7 +27,7 @@ def _of_folder(folder: Path, pixels: int) -> list[Example]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
         data = path.read_bytes()
         try:
-            kind = decode(data, pixels).format or ""
+            kind = load_pixels(open_upload(data, pixels)).format or ""
         except UserError:
             continue  # a folder of images may hold other files
         found.append(Example(path.stem, data, Image.MIME[kind]))

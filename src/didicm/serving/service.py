@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,10 +19,11 @@ from didicm.serving.engine import Answer, Engine, Probs, Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.refusal import RefusalError
 from didicm.serving.security import Limits
-from didicm.serving.uploads import Options, decode
+from didicm.serving.uploads import Options, load_pixels, open_upload
 
 log = logging.getLogger("didicm.serving")
 
+LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are decoded one at a time: they take memory
 SMALLEST = np.finfo(np.float64).tiny
 
 Source: TypeAlias = bytes | Image.Image | UserError  # an upload, its pixels, or why there are none
@@ -119,8 +122,11 @@ def read_image(engine: Engine, image: Source, limits: Limits) -> Any:
     """What the network sees of an upload, or what is wrong with it."""
     try:
         if isinstance(image, bytes):
-            image = decode(image, limits.pixels)
-        return image if isinstance(image, UserError) else engine.read(image)
+            image = open_upload(image, limits.pixels)
+        if isinstance(image, UserError):
+            return image
+        with ONE_LARGE if image.width * image.height > LARGE else nullcontext():
+            return engine.read(load_pixels(image))
     except UserError as error:
         return error
 

@@ -110,8 +110,8 @@ def make_options(given: Mapping[str, Any], limits: Limits) -> Options:
     return options
 
 
-def decode(data: bytes, pixels: int) -> Image.Image:
-    """The image that bytes hold, judged by their content; the errors are the client's to fix."""
+def open_upload(data: bytes, pixels: int) -> Image.Image:
+    """The image that bytes hold, judged by their content and not yet decoded; errors are the client's to fix."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
@@ -120,6 +120,11 @@ def decode(data: bytes, pixels: int) -> Image.Image:
         names = ", ".join(FORMATS[:-1])
         raise UserError(f"this cannot be read as an image: send {names} or {FORMATS[-1]}") from error
     check_shape(image, pixels)
+    return image
+
+
+def load_pixels(image: Image.Image) -> Image.Image:
+    """Decode what was opened."""
     try:
         image.load()
     except Exception as error:
