@@ -17,8 +17,6 @@ from didicm.data import EvalTransform
 CLIENTS, SECONDS, HOSTILE = 200, 30.0, 5000
 SPREAD = 3.0  # 99th percentile over median
 GROWTH = 800.0  # MB that hostile uploads may add to the peak: the copies of one image of the most pixels
-    1000.0  # MB that hostile uploads may add to the peak: those of one image of the most pixels, and its copies
-)
 
 
 class Server:

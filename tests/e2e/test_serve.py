@@ -31,7 +31,9 @@ def ask(port, method, path, body=None, **headers):
 
 
 def test_a_signal_lets_running_requests_finish_and_leaves_no_process(model, start_didicm):
-    process = start_didicm("serve", model, "--baseline", model, "--port", "0", "--sampler.method", "cl")
+    process = start_didicm(
+        "serve", model, "--baseline", model, "--port", "0", "--sampler.method", "cl", "--optimize"
+    )
     shown = ""
     while "serving" not in shown:
         assert process.poll() is None
@@ -72,5 +74,6 @@ def test_mistakes_are_told_before_anything_is_loaded(tmp_path, fails, monkeypatc
     assert "--allow-anonymous" in fails("serve", nowhere, "--host", "0.0.0.0", "--port", "0")
     assert "--port 99999 cannot be used" in fails("serve", nowhere, "--port", "99999")
     assert "cannot be used" in fails("serve", nowhere, "--host", "192.0.2.1", "--allow-anonymous")
+    assert "--optimize does without" in fails("serve", nowhere, "--compile")
     assert "did you mean --host?" in fails("serve", nowhere, "--hots", "0.0.0.0")
     assert str(nowhere) in fails("serve", nowhere, "--port", "0")

@@ -56,6 +56,8 @@ def main(argv: list[str]) -> int:
     """Serve until stopped."""
     text = "Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs."
     options = parse(argv, ServeOptions, command="serve", description=text, positional=["run"])
+    if options.compile:
+        raise UserError("didicm serve has no --compile, as batches come in every size: --optimize does without")
     try:
         from didicm.serving.api import create_app
         from didicm.serving.examples import find_examples
@@ -99,10 +101,9 @@ def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine
     settings = options.sampler if source == options.run else {}
     size = options.size if source == options.run else None
     if source.endswith(SUFFIX):
-        if settings or size or not options.calibration:
-            raise UserError(
-                f"{source} answers as it was exported: leave out --sampler, --size and --no-calibration"
-            )
+        if settings or size or options.optimize or not options.calibration:
+            named = "--sampler, --size, --optimize and --no-calibration"
+            raise UserError(f"{source} answers as it was exported: leave out {named}")
         exported = OnnxPredictor.load(source, options.device, conformal=options.conformal)
         console.print(exported.note)
         return OnnxEngine(exported)
@@ -114,6 +115,7 @@ def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine
         calibrated=options.calibration,
         size=size,
         conformal=options.conformal,
+        optimize=options.optimize,
         **settings,
     )
     console.print(f"{model_name(source)}: {predictor.note}")
