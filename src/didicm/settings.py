@@ -10,9 +10,22 @@ import yaml
 from didicm import files
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
-from didicm.data.transforms import CropPct, Interpolation, Pixels
+from didicm.data.transforms import CropPct, Interpolation
 from didicm.errors import UserError, did_you_mean
-from didicm.values import Count, Fraction, Natural, NonNegative, Positive, Range, Settings, override, plain
+from didicm.values import (
+    Count,
+    Few,
+    Fraction,
+    Natural,
+    NonNegative,
+    Pixels,
+    Positive,
+    Range,
+    Settings,
+    Workers,
+    override,
+    plain,
+)
 
 RECIPES = Path(__file__).with_name("recipes")
 
@@ -54,9 +67,9 @@ class OptimizerConfig(Settings):
 
     prefix = "optimizer."
     name: str = "lamb"
-    lr: Positive = 2e-3
+    lr: Annotated[float, Range(0, 1000, open=True)] = 2e-3
     scale_lr: bool = False
-    weight_decay: NonNegative = 0.1
+    weight_decay: Annotated[float, Range(0, 1000)] = 0.1
     warmup_epochs: NonNegative = 5
     clip: Positive | None = None
     ema: Annotated[float, Range(0, 1)] | None = None
@@ -79,14 +92,14 @@ class RunConfig(Settings):
 
     prefix = "run."
     accelerator: str = "auto"
-    devices: Natural | Literal["auto"] = "auto"
-    nodes: Natural = 1
+    devices: Few | Literal["auto"] = "auto"
+    nodes: Annotated[int, Range(1, 10_000)] = 1
     strategy: str = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     grad_checkpointing: bool = False
     sync_batch_norm: bool = False
     compile: bool = False
-    workers: Count = 4
+    workers: Workers = 4
     validate_epochs: Natural = 1
     save_seconds: NonNegative = 300
     log_seconds: NonNegative = 10
@@ -121,7 +134,7 @@ class TrainConfig(Settings):
     model_args: Mapping[str, Any] = field(default_factory=dict)
     objective: Objective = "cross-entropy"
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"name": "log-linear"})
-    draws_per_image: Natural = 1
+    draws_per_image: Few = 1
     label_proposal: Annotated[float, Range(0, 1)] = 0.0
     sampler: Sampler = field(default_factory=Sampler)
     image: ImageConfig = field(default_factory=ImageConfig)
@@ -131,11 +144,11 @@ class TrainConfig(Settings):
     corrupt_train: str | None = None
     corrupt_eval: str | None = None
     balance: Literal["none", "sampling", "weights"] = "none"
-    epochs: Natural = 100
+    epochs: Annotated[int, Range(1, 1_000_000)] = 100
     batch_size: Natural = 128
     accumulate: Natural = 1
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    seed: int = 0
+    seed: Count = 0
     run: RunConfig = field(default_factory=RunConfig)
 
 

@@ -26,14 +26,20 @@ class Range:
     def __contains__(self, x: float) -> bool:
         return self.least <= x <= self.most and not (self.open and x == self.least)
 
-    def __str__(self) -> str:
-        if self.most == math.inf:
-            return f"above {self.least:g}" if self.open else f"at least {self.least:g}"
-        return f"in {'(' if self.open else '['}{self.least:g}, {self.most:g}]"
+    def missed_by(self, x: float) -> str:
+        """What a number outside must be."""
+        if self.most <= 1:
+            return f"in {'(' if self.open else '['}{self.least:g}, {self.most:g}]"
+        if x > self.most:
+            return f"at most {self.most:.12g}"
+        return f"above {self.least:g}" if self.open else f"at least {self.least:g}"
 
 
 Natural = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
+Few = Annotated[int, Range(1, 1000)]  # of what takes time, memory or a process each
+Workers = Annotated[int, Range(0, 1000)]
+Pixels = Annotated[int, Range(1, 4096)]  # a side of what a network sees
 Positive = Annotated[float, Range(0, open=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1, open=True)]
@@ -168,7 +174,7 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     if origin is Annotated:
         value = coerce(value, parts[0], name)
         if value not in parts[1]:
-            raise UserError(f"{name} must be {parts[1]}, got {value:g}")
+            raise UserError(f"{name} must be {parts[1].missed_by(value)}, got {value:g}")
         return value
     if kind is Any or (isinstance(kind, type) and is_dataclass(kind) and isinstance(value, kind)):
         return value

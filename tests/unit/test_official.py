@@ -1,3 +1,5 @@
+import zipfile
+
 import pytest
 import torch
 from torch import nn
@@ -92,6 +94,17 @@ def test_bad_files_get_one_sentence_and_write_nothing(released, tmp_path, capsys
     torch.save([1, 2], tmp_path / "list.pth.tar")
     torch.save({"state_dict": {"fc.weight": torch.zeros(3, 3)}}, tmp_path / "other.pth.tar")
     torch.save({"model": {}}, tmp_path / "empty.pth.tar")
+    torch.save({"state_dict": [1, 2]}, tmp_path / "strange.pth.tar")
+    torch.save({"state_dict": {1: "a", "fc.weight": None}}, tmp_path / "odd.pth.tar")
+    broken = {name: x * torch.nan if name == "fc.weight" else x for name, x in released.state_dict().items()}
+    torch.save({"state_dict": broken}, tmp_path / "broken.pth.tar")
+    (tmp_path / "flipped.pth.tar").write_bytes(
+        bytes(b ^ 1 for b in good.read_bytes()[:3000]) + good.read_bytes()[3000:]
+    )
+    with zipfile.ZipFile(tmp_path / "bomb.pth.tar", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(2**25))
+    for name, arguments in {"small": {"img_size": "small"}, "grey": {"mean": [[1]]}, "none": {"std": 7}}.items():
+        write_released(tmp_path / f"{name}.pth.tar", released, args=arguments)
     for name, says in {
         "nowhere": "does not exist",
         "short": "damaged",
@@ -100,9 +113,18 @@ def test_bad_files_get_one_sentence_and_write_nothing(released, tmp_path, capsys
         "list": "holds a list",
         "other": "does not hold a DiDiRN",
         "empty": "holds no 'state_dict'",
+        "strange": "does not hold a DiDiRN",
+        "odd": "does not hold a DiDiRN",
+        "broken": "not finite",
+        "flipped": "damaged",
+        "bomb": "damaged",
+        "small": "images we cannot make",
+        "grey": "images we cannot make",
+        "none": "images we cannot make",
     }.items():
         with pytest.raises(UserError, match=says) as error:
             import_official.main([str(tmp_path / f"{name}.pth.tar"), "--out", str(tmp_path / "out")])
         assert "\n" not in str(error.value)
+        assert "weights_only" not in str(error.value)
         assert not (tmp_path / "out").exists()
     assert "unpickled!" not in capsys.readouterr().out

@@ -16,7 +16,7 @@ from didicm.experiments.run import run_study
 from didicm.experiments.study_file import METHODS, compare_study
 from didicm.report.html import Report, write_report
 from didicm.text import SafeConsole, quoted
-from didicm.values import Fraction, Natural
+from didicm.values import Few, Fraction, Natural, Pixels
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class StudyOptions:
 
     set: Mapping[str, Any] = field(default_factory=dict)
     report_only: bool = False
-    jobs: Natural = 1
-    devices: Natural = 1
+    jobs: Few = 1
+    devices: Few = 1
     executor: ExecutorName = "local"
     cluster: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,11 +71,11 @@ class CompareOptions(StudyOptions):
     out: Path = field(kw_only=True)
     data: str = ""
     recipe: str = "small"
-    resolutions: tuple[Natural, ...] = ()
+    resolutions: tuple[Pixels, ...] = ()
     fractions: tuple[Fraction, ...] = (1.0,)
     corruptions: tuple[str, ...] = ("none",)
     methods: tuple[str, ...] = tuple(METHODS)
-    seeds: Natural = 3
+    seeds: Few = 3
     epochs: Natural | None = None
     steps: Natural | None = None
 

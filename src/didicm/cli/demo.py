@@ -11,7 +11,7 @@ from didicm.experiments.spec import Condition
 from didicm.experiments.study_file import compare_study
 from didicm.report.html import write_report
 from didicm.text import SafeConsole, quoted
-from didicm.values import Natural
+from didicm.values import Few
 
 # Chosen by measurement on 2 cores. The epochs are many, as in the paper: few images are seen over and over.
 LEVELS = {Condition(14, 0.25): 100, Condition(10, 0.125): 200, Condition(7, 0.05): 500}  # and their epochs
@@ -39,7 +39,7 @@ class DemoOptions:
     """
 
     out: Path = Path("demo")
-    seeds: Natural = 3
+    seeds: Few = 3
     solvers: bool = False
 
 

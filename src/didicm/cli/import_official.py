@@ -8,7 +8,8 @@ from typing import Any, Literal
 from didicm.checkpoint import CONFIG, WEIGHTS, save
 from didicm.cli.flags import parse
 from didicm.data import EvalTransform
-from didicm.errors import UserError
+from didicm.errors import UserError, reason
+from didicm.files import JSON_BYTES, read_text
 from didicm.models import cost
 from didicm.official import read_official
 from didicm.text import SafeConsole
@@ -46,10 +47,14 @@ def main(argv: list[str]) -> int:
     classifier, training = read_official(options.file, options.weights)
     names = None
     if options.class_names is not None:
-        if not options.class_names.is_file():
-            raise UserError(f"--class-names {options.class_names} does not exist")
-        names = options.class_names.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    transform = evaluation_transform(training)
+        try:
+            names = read_text(options.class_names, JSON_BYTES).removesuffix("\n").split("\n")
+        except (OSError, ValueError) as error:
+            raise UserError(f"--class-names {options.class_names} cannot be read: {reason(error)}") from error
+    try:
+        transform = evaluation_transform(training)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{options.file} was trained on images we cannot make: {reason(error)}") from error
     save(classifier, options.out, class_names=names, transform=transform.to_dict())
     price = cost(classifier.model, transform.size)
     SafeConsole().print(

@@ -9,7 +9,7 @@ from rich.table import Table
 from didicm.cli.flags import parse
 from didicm.models import ScoreModel, cost, create_model, list_models
 from didicm.text import SafeConsole
-from didicm.values import Natural, Range
+from didicm.values import Natural, Pixels, Range
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ModelsOptions:
         steps: network calls per posterior
     """
 
-    size: Natural = 224
+    size: Pixels = 224
     classes: Annotated[int, Range(2)] = 1000
     channels: Natural = 3
     steps: Natural = 8

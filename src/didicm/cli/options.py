@@ -5,13 +5,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
 from didicm.progress import ProgressDisplay
 from didicm.text import quoted
-from didicm.values import Count, Natural
+from didicm.values import Count, Pixels, Range, Workers
 
 if TYPE_CHECKING:  # they need PyTorch, and exported models do without
     from didicm.data import Corruptions
@@ -38,9 +38,9 @@ class AskOptions:
 
     run: str
     sampler: Mapping[str, Any] = field(default_factory=dict)
-    size: Natural | None = None
+    size: Pixels | None = None
     device: str = "auto"
-    batch_size: Natural = 64
+    batch_size: Annotated[int, Range(1, 1_000_000)] = 64
     calibration: bool = True
     optimize: bool = False
     compile: bool = False
@@ -73,7 +73,7 @@ class LabelledOptions(AskOptions):
     data: str = field(kw_only=True)
     split: Literal["val", "train"] | None = None
     corruption: str | None = None
-    workers: Count = WORKERS
+    workers: Workers = WORKERS
     seed: Count = 0
 
     def parsed_corruption(self) -> "Corruptions | None":

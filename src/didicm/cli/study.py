@@ -16,7 +16,7 @@ from didicm.experiments.spec import Run, Study
 from didicm.experiments.study_file import list_studies, load_study
 from didicm.report.html import write_report
 from didicm.text import SafeConsole, quoted
-from didicm.values import Natural, Positive
+from didicm.values import Few, Positive
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class NamedStudyOptions(StudyOptions):
     name: str = ""
     data: str | None = None
     out: Path = Path("studies")
-    seeds: Natural | None = None
+    seeds: Few | None = None
     dry_run: bool = False
     tflops: Positive = 50.0
 

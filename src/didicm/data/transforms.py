@@ -16,18 +16,17 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from didicm.data.decode import resize_and_crop, to_channels
+from didicm.data.decode import MODES, resize_and_crop, to_channels
 from didicm.data.images import DataError, check_channels, stack
 from didicm.data.randomness import keys, preserved, seed_all, uniform
-from didicm.errors import did_you_mean
-from didicm.values import Count, Natural, NonNegative, Positive, Range, Settings, plain
+from didicm.errors import did_you_mean, reason
+from didicm.values import Few, Pixels, Positive, Range, Settings, plain
 
 MEAN = {1: (0.5,), 3: (0.485, 0.456, 0.406)}  # ImageNet's for RGB
 STD = {1: (0.5,), 3: (0.229, 0.224, 0.225)}
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Probability = Annotated[float, Range(0, 1)]
-Pixels = Annotated[int, Range(1, 4096)]  # a side of what a network sees
 CropPct = Annotated[float, Range(0.01, 1)]
 Steps = list[Callable[[Image.Image], Image.Image]]
 
@@ -110,14 +109,14 @@ class Augment(Settings):
     prefix = "augment."
     scale: tuple[float, float] | None = None  # area of the random resized crop; None: no such crop
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    pad: Count = 0  # instead: pad by so many black pixels and crop anywhere; for tiny images
+    pad: Annotated[int, Range(0, 4096)] = 0  # instead: pad by so many black pixels, crop anywhere; for tiny images
     hflip: Probability = 0.0
-    color_jitter: NonNegative = 0.0  # of brightness, contrast and saturation
+    color_jitter: Annotated[float, Range(0, 100)] = 0.0  # of brightness, contrast and saturation
     auto_augment: str | None = None  # timm's name for it
     train_interpolation: Literal["random"] | Interpolation = "random"  # timm's default: bilinear or bicubic
-    repeats: Natural = 1  # repeated augmentation: views of an image in an epoch
-    mixup: NonNegative = 0.0
-    cutmix: NonNegative = 0.0
+    repeats: Few = 1  # repeated augmentation: views of an image in an epoch
+    mixup: Annotated[float, Range(0, 1000)] = 0.0
+    cutmix: Annotated[float, Range(0, 1000)] = 0.0
     label_smoothing: Probability = 0.0  # part of the target, also without mixing
 
     def __post_init__(self) -> None:
@@ -160,6 +159,14 @@ class TrainTransform:
         _, _, height, width = crop.get_params(Image.new("1", size), crop.scale, crop.ratio)
         spare: int = min(height, width) // (2 * self.eval_transform.size)
         return 1 << max(spare.bit_length() - 1, 0)
+
+    def check(self) -> None:
+        """Try it on an empty image: timm's augmentations tell of their mistakes when they are used."""
+        try:
+            with preserved():
+                self.prepare(Image.new(MODES[self.eval_transform.channels], (32, 32)))
+        except Exception as error:  # timm asserts, looks up and converts
+            raise DataError(f"augment cannot be used as it is set ({reason(error)}); see auto_augment") from error
 
     def finish(self, images: Tensor, key: np.ndarray) -> Tensor:
         """Shift and flip prepared images (B, C, H, W), uint8, by keys (B,), then normalise."""

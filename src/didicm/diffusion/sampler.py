@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from didicm.diffusion.process import UniformProcess
 from didicm.diffusion.sampling import Average, Callback, Posterior, Select, readout, sample_cl, sample_cp
 from didicm.diffusion.solver import ScoreFunction, ScoreTime, Solver
 from didicm.errors import UserError, did_you_mean
-from didicm.values import Fraction, Natural, NonNegative, Settings
+from didicm.values import Count, Fraction, Natural, Range, Settings
 
 Method: TypeAlias = Literal["cp", "cl", "readout"]
 
@@ -25,17 +25,18 @@ class Sampler(Settings):
     """How to sample, as one value; a method reads the fields that its function takes."""
 
     method: Method = "cp"
-    steps: Natural = 8
+    steps: Annotated[int, Range(1, 10_000)] = 8
     solver: Solver = "exact"
     score_time: ScoreTime = "midpoint"
     floor: bool = False  # as in `sample_cp`
     select: Select = "argmin"
-    chains: Natural = 16
+    chains: Annotated[int, Range(1, 10_000)] = 16
     average: Average = "probs"
     chunk: Natural | None = None  # cl: chains that go through the network at once; by default as memory allows
     time: Fraction = 0.5
-    seed: int = 0
-    tolerance: NonNegative = 0.0  # cp: an image whose posterior moved less than this stops; 0 takes every step
+    seed: Count = 0
+    # cp: an image whose posterior moved less than this stops; 0 takes every step
+    tolerance: Annotated[float, Range(0, 2)] = 0.0
 
     def __call__(
         self, model: ScoreFunction, image: Tensor, process: UniformProcess, callback: Callback | None = None

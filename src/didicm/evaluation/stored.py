@@ -12,10 +12,9 @@ import torch
 from didicm.checkpoint import CONFIG, HUB, Checkpoint, load, model_directory
 from didicm.classifier import Classifier, Sampler
 from didicm.data import EvalTransform, ImageSet, hold_out, open_data, relabel
-from didicm.data.transforms import Pixels
 from didicm.errors import UserError
 from didicm.settings import TrainConfig, read_yaml
-from didicm.values import coerce, override
+from didicm.values import Pixels, coerce, override
 
 CONFIG_YAML = "config.yaml"
 

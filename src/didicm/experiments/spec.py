@@ -16,7 +16,7 @@ from didicm.classifier import Sampler
 from didicm.data import Corruptions
 from didicm.errors import UserError, did_you_mean
 from didicm.settings import TrainConfig, load_recipe
-from didicm.values import Fraction, Natural, Range, Settings, flatten, override
+from didicm.values import Few, Fraction, Pixels, Range, Settings, flatten, override
 
 # How the table is laid out: methods by condition; as in the paper, over levels of uncertainty, model sizes or
 # sampling steps; or one column per metric.
@@ -34,7 +34,7 @@ ONE_CALL = "1 call"  # name of the sampler that asks the network once
 class Condition(Settings):
     """How much the images tell."""
 
-    resolution: Natural | None = None  # pixels that the network sees; None for the recipe's size
+    resolution: Pixels | None = None  # pixels that the network sees; None for the recipe's size
     fraction: Fraction = 1.0  # of the training images
     corruption: str | None = None  # of training and test images, such as noise:3
 
@@ -151,7 +151,7 @@ class Study(Settings):
     settings: Mapping[str, Any] = field(default_factory=dict)  # of all trainings, by dotted names
     by_fraction: Mapping[float, Mapping[str, Any]] = field(default_factory=dict)  # such as more epochs for few
     samplers: tuple[SamplerSpec, ...] = ()  # as in `Run`
-    seeds: Natural = 3
+    seeds: Few = 3
     held_out: Annotated[float, Range(0, 1)] = 0.1  # as in `Run`
     note: str = ""  # what a reader of the report should know
 

@@ -24,7 +24,7 @@ from didicm.diffusion import UniformProcess, schedule_from_dict
 from didicm.errors import UserError, did_you_mean
 from didicm.models import Cost, baseline_name, cost, create_model
 from didicm.settings import TrainConfig
-from didicm.training.devices import fixed_statistics, is_sharded
+from didicm.training.devices import check_names, fixed_statistics, is_sharded
 
 INDEX = "index"  # folder of listings, of a run or of a grid
 
@@ -57,6 +57,7 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
     if not config.data:
         raise UserError("no data: say where the images are with --data")
     check_optimizer(config)
+    check_names(config.run)
     corrupt_train, corrupt_eval = (
         Corruptions.parse(text) if text else None for text in (config.corrupt_train, config.corrupt_eval)
     )
@@ -68,6 +69,8 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
     data = hold_out(data.with_channels(transform.channels), config.val_fraction, config.seed)
     assert data.val is not None
     train = data.train.select(subset(data.train.labels, config.fraction, config.seed))
+    train_transform = TrainTransform(config.augment, transform)
+    train_transform.check()
     weight = None
     if config.balance == "weights":
         counts = np.bincount(train.labels, minlength=len(train.class_names)).clip(min=1)
@@ -79,7 +82,7 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
         train=train,
         val=data.val,
         eval_transform=transform,
-        train_transform=TrainTransform(config.augment, transform),
+        train_transform=train_transform,
         corrupt_train=corrupt_train,
         corrupt_eval=corrupt_eval,
         classifier=classifier,

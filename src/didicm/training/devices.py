@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import ModelParallelStrategy
+from lightning_fabric.accelerators import ACCELERATOR_REGISTRY
+from lightning_fabric.strategies import STRATEGY_REGISTRY, ModelParallelStrategy
 from timm.layers import convert_sync_batchnorm
 from timm.utils import distribute_bn
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from didicm.errors import UserError, reason
+from didicm.errors import UserError, did_you_mean, reason
 from didicm.settings import RunConfig
 
 
@@ -38,6 +39,16 @@ def make_fabric(config: RunConfig) -> Fabric:
         raise UserError(
             f"run.accelerator, devices, strategy and precision cannot be used so here: {reason(error)}"
         ) from error
+
+
+def check_names(config: RunConfig) -> None:
+    """Refuse accelerators and strategies that fabric does not know; whether they are here, a run will tell."""
+    for name, given, known in (
+        ("accelerator", config.accelerator, {"auto", "gpu", *ACCELERATOR_REGISTRY.available_accelerators()}),
+        ("strategy", config.strategy, {"auto", *STRATEGY_REGISTRY.available_strategies()}),
+    ):
+        if given not in known:
+            raise UserError(f"there is no run.{name} {given!r}: {did_you_mean(given, known)}")
 
 
 def is_sharded(config: RunConfig) -> bool:
