@@ -96,7 +96,6 @@ def test_a_calibration_is_for_one_way_of_asking(calibrated):
     assert find(sampler={"seed": 3})[0] is not None
     (folder / "calibration.json").unlink()
     assert find()[1].startswith("not calibrated")
-    assert load_calibration("hf://owner/name") is None
 
 
 def test_a_calibration_of_version_010_is_understood(calibrated):
