@@ -24,7 +24,7 @@ WEAK, SMALL = (load_recipe(name).augment for name in ("weak", "small"))
 
 def run(images: int = 200, batch_size: int = 10, workers: int = 2, rounds: int = 8) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
-        _write_images(Path(folder), images)
+        write_images(Path(folder), images)
         results = [_against_timm(folder, size, batch_size, workers, rounds) for size in (224, 112, 56)]
     return [*results, _small_images(rounds)]
 
@@ -93,7 +93,7 @@ def _images_per_second(loader: Iterable[Batch]) -> float:
     return count / (time.perf_counter() - start)
 
 
-def _write_images(folder: Path, count: int) -> None:
+def write_images(folder: Path, count: int) -> None:
     """Write images about as heavy to decode as photographs: smooth shapes, and some noise (40 to 60 kB)."""
     rng = np.random.default_rng(0)
     for i in range(count):
@@ -101,5 +101,5 @@ def _write_images(folder: Path, count: int) -> None:
         smooth = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC), dtype=np.float32)
         pixels = np.clip(smooth + rng.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
         place = folder / f"class{i % CLASSES}" / f"{i}.jpg"
-        place.parent.mkdir(exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(place, quality=85)
