@@ -1,0 +1,64 @@
+"""An exported model by ONNX Runtime against PyTorch, eager and optimised, on one thread: posteriors from 8-bit pixels."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+
+from benchmarks.measure import Result, ratio
+from didicm.checkpoint import Checkpoint
+from didicm.classifier import Classifier, DiffusionClassifier
+from didicm.data import EvalTransform
+from didicm.evaluation.stored import StoredModel
+from didicm.inference.export import export
+from didicm.inference.fuse import optimize_for_inference
+from didicm.models import create_model
+
+SIZE, CLASSES = 64, 100
+
+
+@torch.no_grad()
+def run() -> list[Result]:
+    torch.manual_seed(0)
+    networks = {
+        "didirn18": create_model("didirn18", num_classes=CLASSES),
+        "BackboneScore resnet18": create_model("backbone_score", backbone="resnet18", num_classes=CLASSES),
+    }
+    return [
+        result for name, network in networks.items() for result in compare(name, DiffusionClassifier(network).eval())
+    ]
+
+
+def compare(name: str, classifier: Classifier) -> list[Result]:
+    """Ratios at two batch sizes, with the largest difference of a probability."""
+    transform = EvalTransform(SIZE)
+    model = StoredModel("", Checkpoint(classifier, None, None), transform, {})
+    with tempfile.TemporaryDirectory() as folder:
+        path = export(model, Path(folder) / "model.onnx", calibrated=False).path
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(path, options)
+    rivals = {
+        "eager PyTorch": classifier,
+        "optimize_for_inference": optimize_for_inference(classifier),
+        "optimize_for_inference, compiled": optimize_for_inference(classifier, compile=True),
+    }
+    results = []
+    for batch in (1, 16):
+        pixels = np.random.default_rng(0).integers(0, 256, (batch, SIZE, SIZE, 3), dtype=np.uint8)
+
+        def exported(pixels: np.ndarray = pixels) -> np.ndarray:
+            return session.run(["probs"], {"image": pixels})[0]
+
+        def eager(rival: Classifier, pixels: np.ndarray = pixels) -> np.ndarray:
+            return rival(transform.finish(torch.from_numpy(pixels).permute(0, 3, 1, 2))).numpy()
+
+        for rival, answers in rivals.items():
+            speed = ratio(partial(eager, answers), exported)
+            results.append(Result(f"{name}, B = {batch}: ONNX Runtime against {rival}", speed, "x faster"))
+        difference = float(np.abs(exported() - eager(classifier)).max())
+        results.append(Result(f"{name}, B = {batch}: largest difference", difference, "", 1e-4, at_least=False))
+    return results
