@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from didicm.cli.options import percent
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.prediction import Prediction
 from didicm.text import readable
@@ -45,8 +46,3 @@ def show(image: str, prediction: Prediction, rule: ConformalRule | None, top: in
         names = ", ".join(map(readable, prediction.conformal_set))
         text += f"; the set that holds the truth for {held} of images: {names}"
     console.print(text, highlight=False)
-
-
-def percent(value: float) -> str:
-    """A share, to a tenth of a per cent."""
-    return "-" if math.isnan(value) else f"{100 * value:.1f} %"

@@ -10,6 +10,7 @@ from PIL import Image
 from didicm import DiffusionClassifier, Ensemble, Predictor, Sampler, StandardClassifier, UserError, save
 from didicm.data import EvalTransform
 from didicm.data.images import stack
+from didicm.evaluation.conformal import Conformal
 from didicm.inference import export as module
 from didicm.inference.export import export
 
@@ -51,7 +52,7 @@ def test_the_file_says_what_it_is(calibrated_model, onnx_model):
     assert metadata["sampler"][0]["steps"] == 2
     assert metadata["schedule"] == [{"name": "log-linear", "eps": 0.001}]
     assert metadata["temperature"] == 1.7
-    assert metadata["conformal"]["aps"] == {"method": "aps", "alpha": 0.1, "threshold": 0.8, "n": 20}
+    assert metadata["conformal"]["aps"] == Conformal("aps", 0.1, 0.8, 20).to_dict()
     content = onnx_model.read_bytes()
     assert b".py" not in content  # nothing of the machine that wrote it
     assert str(calibrated_model).encode() not in content
