@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from didicm.checkpoint import load as load
+    from didicm.checkpoint import load_weights as load_weights
     from didicm.checkpoint import save as save
     from didicm.classifier import Classifier as Classifier
     from didicm.classifier import DiffusionClassifier as DiffusionClassifier
@@ -51,6 +52,7 @@ _HOME = {
     "export": "inference.export",
     "list_models": "models",
     "load": "checkpoint",
+    "load_weights": "checkpoint",
     "open_data": "data",
     "optimize_for_inference": "inference.fuse",
     "predict": "inference.bulk",

@@ -22,6 +22,8 @@ from didicm.diffusion import Sampler, UniformProcess, schedule_from_dict
 from didicm.errors import UserError, reason
 from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model
+from didicm.models.backbone import Backbone
+from didicm.models.weights import load_backbone, load_network
 from didicm.values import coerce
 
 FORMAT = 2
@@ -99,6 +101,20 @@ def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
         raise UserError(f"{_stranger(directory / WEIGHTS)}: copy or save the whole directory again")
     classifier.model.load_state_dict(weights)
     return Checkpoint(classifier.eval(), class_names, values["transform"], values["weights_sha256"])
+
+
+def load_weights(model: nn.Module, source: str | Path) -> None:
+    """Start a network from the weights of a run or a model directory, or its timm backbone from those of a file.
+
+    Where the number of classes differs, the layers that depend on it stay as they are.
+    """
+    place = source if str(source).startswith(HUB) else Path(source).expanduser()
+    if isinstance(place, str) or place.is_dir():
+        load_network(model, _read_weights(local_directory(place) / WEIGHTS), source)
+    elif isinstance(model, Backbone):
+        load_backbone(model, place)
+    else:
+        raise UserError(f"weights {source} is no run and no model directory: only backbones start from a file")
 
 
 def model_directory(source: str | Path) -> str | Path:

@@ -4,19 +4,27 @@ from typing import Any
 
 import timm
 import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from didicm.diffusion import Features
+from didicm.errors import reason
 from didicm.models.score import WIDTH, Condition, Parameterization, ScoreModel
 
 HIDDEN = 128
+USUAL_FILE = "model.safetensors"  # of timm's networks on the hub
 
 
 class Backbone(nn.Module):
-    """A timm model without its classifier, then a linear layer; `frozen` trains only what comes after it."""
+    """A timm model without its classifier, then a linear layer; `frozen` trains only what comes after it.
+
+    The backbone can also be a module of your own that makes features (B, num_features) of images.
+    """
 
     backbone: Any  # timm's models share methods, but no class that has them
+    backbone_name: str | None  # in timm; None for a module of the user's own
     fc: nn.Module
     recipe: dict[str, Any]  # how `create_model` made it
     pretrained_cfg: dict[str, Any]
@@ -24,7 +32,7 @@ class Backbone(nn.Module):
 
     def __init__(
         self,
-        backbone: str = "resnet18",
+        backbone: str | nn.Module = "resnet18",
         num_classes: int = 1000,
         in_chans: int = 3,
         pretrained: bool = False,
@@ -32,15 +40,15 @@ class Backbone(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        # Only timm's own models: other names would fetch code or weights from elsewhere.
-        if ":" in backbone or "/" in backbone or not timm.is_model(backbone):
-            raise ValueError(f"unknown backbone {backbone!r}: timm.list_models() has the names to choose from")
-        own: dict[str, Any] = {"drop_path_rate": drop_path_rate} if drop_path_rate else {}  # some know no such
-        self.backbone = timm.create_model(backbone, pretrained, in_chans=in_chans, num_classes=0, **own)
+        if isinstance(backbone, nn.Module):
+            self.backbone, self.backbone_name = backbone, None
+        else:
+            own = {"drop_path_rate": drop_path_rate} if drop_path_rate else {}  # some know no such
+            self.backbone = _from_timm(backbone, pretrained, in_chans=in_chans, num_classes=0, **own)
+            self.backbone_name = backbone
         self.backbone.requires_grad_(not frozen)
         self.num_classes, self.in_chans, self.frozen = num_classes, in_chans, frozen
-        self.num_features: int = self.backbone.head_hidden_size
-        self.head_hidden_size = self.num_features
+        self.num_features = self.head_hidden_size = _width(self.backbone)
         self.fc = nn.Linear(self.num_features, num_classes)
 
     def train(self, mode: bool = True) -> "Backbone":
@@ -50,20 +58,29 @@ class Backbone(nn.Module):
             self.backbone.eval()
         return self
 
+    @property
+    def normalization(self) -> dict[str, Any]:
+        """Mean and deviation of the images that timm's weights were trained with, if it says so."""
+        config = getattr(self.backbone, "pretrained_cfg", None) or {}
+        known = {name: tuple(config[name]) for name in ("mean", "std") if config.get(name)}
+        return {name: values for name, values in known.items() if len(values) == self.in_chans}
+
     def forward_features(self, image: Tensor) -> Tensor:
-        features: Tensor = self.backbone.forward_features(image)
+        features: Tensor = getattr(self.backbone, "forward_features", self.backbone)(image)
         return features
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool the backbone's features, and apply the linear layer: logits (B, K)."""
-        x = self.backbone.forward_head(x, pre_logits=True)
+        if hasattr(self.backbone, "forward_head"):
+            x = self.backbone.forward_head(x, pre_logits=True)
         return x if pre_logits else self.fc(x)
 
     def get_classifier(self, name_only: bool = False) -> nn.Module | str:
         return "fc" if name_only else self.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.backbone.reset_classifier(0, **({"global_pool": global_pool} if global_pool else {}))
+        if self.backbone_name is not None:
+            self.backbone.reset_classifier(0, **({"global_pool": global_pool} if global_pool else {}))
         self.num_classes = num_classes
         self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
@@ -87,7 +104,7 @@ class BackboneScore(Backbone, ScoreModel):
 
     def __init__(
         self,
-        backbone: str = "resnet18",
+        backbone: str | nn.Module = "resnet18",
         num_classes: int = 1000,
         in_chans: int = 3,
         pretrained: bool = False,
@@ -121,3 +138,45 @@ class BackboneScore(Backbone, ScoreModel):
         super().reset_classifier(num_classes, global_pool)
         self.condition.label = nn.Embedding(num_classes, WIDTH)
         self.correct = nn.Linear(HIDDEN, num_classes)
+
+
+def _from_timm(name: str, pretrained: bool, **arguments: Any) -> nn.Module:
+    # Only timm's own models: other names would fetch code or weights from elsewhere.
+    if not isinstance(name, str) or ":" in name or "/" in name or not timm.is_model(name):
+        raise ValueError(f"unknown backbone {name!r}: timm.list_models() has the names to choose from")
+    if not pretrained:
+        return timm.create_model(name, **arguments)
+    _ask_hub(name)
+    try:
+        return timm.create_model(name, pretrained=True, **arguments)
+    except Exception as error:  # of the hub's client, of its HTTP library, and timm's own
+        raise ValueError(
+            f"the pretrained weights of {name} cannot be had ({reason(error)}): give a file as model_args.weights"
+        ) from error
+
+
+def _ask_hub(name: str) -> None:
+    """Tell at once where the hub would have to be asked and cannot be: downloads retry for a minute."""
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    if config is None or not config.hf_hub_id:
+        return
+    place = config.hf_hub_id, config.hf_hub_filename or USUAL_FILE
+    if isinstance(try_to_load_from_cache(*place), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(*place))
+    except EntryNotFoundError:
+        return  # it answers: timm knows the other names
+    except Exception as error:  # its HTTP library's own kinds
+        raise ValueError(
+            f"the pretrained weights of {name} are not on this computer and the hub cannot be asked for them "
+            f"({reason(error)}): connect to the network, or give a file as model_args.weights"
+        ) from error
+
+
+def _width(backbone: nn.Module) -> int:
+    """The number of features that a backbone gives, which it has to say."""
+    width = getattr(backbone, "head_hidden_size", None) or getattr(backbone, "num_features", None)
+    if not isinstance(width, int):
+        raise ValueError(f"{type(backbone).__name__} does not say how many features it has: set its num_features")
+    return width

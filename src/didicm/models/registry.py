@@ -52,7 +52,8 @@ def _register(name: str, network: type[Backbone | Trunk], fixed: dict[str, Any])
             model.pretrained_cfg = model.default_cfg = default_cfgs[name].default.to_dict()
         else:
             model = build_model_with_cfg(network, name, pretrained, **fixed, **arguments)
-        model.recipe = {"name": name, "arguments": own}  # for its checkpoint, which brings the weights
+        if not isinstance(own.get("backbone"), nn.Module):  # a module of the user's own is given again at loading
+            model.recipe = {"name": name, "arguments": own}  # for its checkpoint, which brings the weights
         return model
 
     create.__name__ = name

@@ -1,13 +1,16 @@
 """From settings to the components of a run: data, transforms, classifier, and what they cost."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from timm.optim import list_optimizers
 from torch import Tensor, nn
 
+from didicm.checkpoint import load_weights
 from didicm.classifier import Classifier, DiffusionClassifier, StandardClassifier
 from didicm.data import (
     Corruptions,
@@ -23,8 +26,10 @@ from didicm.data import (
 from didicm.diffusion import UniformProcess, schedule_from_dict
 from didicm.errors import UserError, did_you_mean
 from didicm.models import Cost, baseline_name, cost, create_model
+from didicm.models.backbone import Backbone
 from didicm.settings import TrainConfig
 from didicm.training.devices import check_names, fixed_statistics, is_sharded
+from didicm.values import coerce
 
 INDEX = "index"  # folder of listings, of a run or of a grid
 
@@ -76,6 +81,8 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
         counts = np.bincount(train.labels, minlength=len(train.class_names)).clip(min=1)
         weight = torch.tensor(len(train) / (counts * (counts > 0).sum()), dtype=torch.float32)
     classifier = build_classifier(config, len(train.class_names), transform.channels)
+    if isinstance(classifier.model, Backbone) and any(config.model_args.get(k) for k in ("pretrained", "weights")):
+        transform = replace(transform, **classifier.model.normalization)
     if config.run.grad_checkpointing:
         _checkpoint_gradients(classifier.model)
     return RunComponents(
@@ -101,14 +108,24 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int) -> Cl
             own = {key: value for key, value in arguments.items() if key not in ("layout", "parameterization")}
             if arguments.get("layout") == "official":
                 own.setdefault("stem", "small")
-            model = create_model(baseline_name(config.model), **own)
+            model = _network(baseline_name(config.model), own)
             process = _process(config, num_classes) if config.objective == "marginal" else None
             return StandardClassifier(model, config.objective, process, config.draws_per_image)
-        score_model = create_model(config.model, **arguments)
+        score_model = _network(config.model, arguments)
         process, draws = _process(config, num_classes), config.draws_per_image
         return DiffusionClassifier(score_model, process, config.sampler, draws, config.label_proposal)
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error
+
+
+def _network(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """A network, started from `weights` if given: those are no argument of it, so that no model stores them."""
+    if arguments.get("weights") is None:
+        return create_model(name, **{key: value for key, value in arguments.items() if key != "weights"})
+    own = {key: value for key, value in arguments.items() if key not in ("weights", "pretrained")}
+    model = create_model(name, **own)
+    load_weights(model, coerce(arguments["weights"], str, "model_args.weights"))
+    return model
 
 
 def check_optimizer(config: TrainConfig) -> None:

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 
-from didicm import DiffusionClassifier, StandardClassifier, UserError, official
+from didicm import DiffusionClassifier, StandardClassifier, UserError, load, official, save
 from didicm.settings import load_recipe
 from didicm.training.build import build, build_classifier, check_batches, estimate
 from didicm.values import override
@@ -115,3 +117,33 @@ def test_an_optimiser_that_timm_lacks_is_refused_with_the_nearest():
     with pytest.raises(UserError, match="'adamv' is none of timm's optimisers: did you mean adam"):
         build(config(optimizer__name="adamv"))
     build(config(optimizer__name="LAMB"))
+
+
+def test_weights_start_a_training_and_leave_no_trace_in_its_model(tmp_path):
+    torch.manual_seed(7)
+    theirs = timm.create_model("tf_efficientnet_lite0")
+    save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
+    arguments = {"backbone": "tf_efficientnet_lite0", "weights": str(tmp_path / "theirs.safetensors")}
+    own = {"data": "fashion-mini", "image.channels": 3, "image.size": 8, "fraction": 0.1, "model_args": arguments}
+    for method in ("diffusion", "standard"):
+        run = build(override(load_recipe("finetune", method), own))  # which would fetch pretrained ones
+        assert torch.equal(run.classifier.model.backbone.conv_stem.weight, theirs.conv_stem.weight)
+        # What timm says that these weights were trained with.
+        assert run.eval_transform.mean == run.train_transform.eval_transform.mean == (0.5, 0.5, 0.5)
+        assert "weights" not in save(run.classifier, tmp_path / method).joinpath(
+            "config.json"
+        ).read_text().replace("weights_sha256", "")
+    (tmp_path / "theirs.safetensors").unlink()
+    with pytest.raises(UserError, match=r"theirs.safetensors does not exist: give a file"):
+        build(override(load_recipe("finetune"), own))
+    assert load(tmp_path / "diffusion").classifier.num_classes == 10
+
+
+def test_a_model_directory_may_not_name_weights(tmp_path):
+    save(build_classifier(config(), 10, 1), tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(
+        text.replace('"arguments": {', '"arguments": {"weights": "/etc/passwd",')
+    )
+    with pytest.raises(UserError, match="no argument 'weights'"):
+        load(tmp_path)
