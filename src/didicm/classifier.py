@@ -152,12 +152,6 @@ class StandardClassifier(Classifier):
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         logits = self._logits(image)
-        # As of a diffusion classifier: an error, but from a compiled or exported graph, which cannot raise, NaN.
-        if not torch.compiler.is_compiling() and not bool(logits.isfinite().all()):
-            raise FloatingPointError(
-                "the network returned non-finite logits: its weights or the image are broken, or half precision "
-                "overflowed; check them, or run the network in float32"
-            )
         if self._asks_per_class:
             if self.objective == "multi-label":
                 # By that paper's text every class of a mix is a positive. timm's --bce-target-thresh, usually 0.2,

@@ -100,8 +100,9 @@ def test_a_step_found_late_is_skipped_as_exactly_as_one_found_at_once(
     assert len(metrics_of(tmp_path / "trusted")) == 2  # the last step, and the validation
 
 
+@pytest.mark.parametrize("method", ["diffusion", "standard"])
 def test_in_full_precision_it_ends_the_run_with_advice_and_a_resumed_run_goes_past_it(
-    train, behind, tmp_path, monkeypatch
+    method, train, behind, tmp_path, monkeypatch
 ):
     batch = loop._batch
 
@@ -112,12 +113,12 @@ def test_in_full_precision_it_ends_the_run_with_advice_and_a_resumed_run_goes_pa
     told = []
     for name in ("read", "trusted"):
         with pytest.raises(UserError, match="step 3 has a loss of nan") as error:
-            train(name, run__log_seconds=1e9)
+            train(name, run__log_seconds=1e9, method=method)
         told.append(str(error.value).replace(name, ""))
         assert load_state(tmp_path / name)[0].step == 3
         behind()
     assert told[0] == told[1]
-    train("trusted", run__log_seconds=1e9)
+    train("trusted", run__log_seconds=1e9, method=method)
     assert load_state(tmp_path / "trusted")[0].finished
 
 
