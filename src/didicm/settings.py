@@ -119,6 +119,8 @@ class TrainConfig(Settings):
         model_args: stem, width, layout, parameterization, backbone, ...
         objective: of a standard classifier
         draws_per_image: noisy labels for every image of a batch
+        feature_views: with a frozen backbone, augmented views of every image whose features are computed once; 0
+            computes them in every step
         label_proposal: least share of noisy labels drawn from all classes, with importance weights; 0 is the paper
         fraction: of the training images, the same of every class
         val_fraction: held out from training when the data has no validation split
@@ -135,6 +137,7 @@ class TrainConfig(Settings):
     objective: Objective = "cross-entropy"
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"name": "log-linear"})
     draws_per_image: Few = 1
+    feature_views: Count = 8
     label_proposal: Annotated[float, Range(0, 1)] = 0.0
     sampler: Sampler = field(default_factory=Sampler)
     image: ImageConfig = field(default_factory=ImageConfig)

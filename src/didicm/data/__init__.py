@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from didicm.data.corruptions import Corruptions as Corruptions
     from didicm.data.decode import open_image as open_image
     from didicm.data.decode import to_channels as to_channels
+    from didicm.data.features import FeatureSet as FeatureSet
     from didicm.data.images import ArraySet as ArraySet
     from didicm.data.images import DataError as DataError
     from didicm.data.images import ImageSet as ImageSet
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "corruptions": ["Corruptions"],
     "decode": ["open_image", "to_channels"],
+    "features": ["FeatureSet"],
     "images": [
         "ArraySet", "DataError", "ImageSet", "UnreadableImageError", "is_small", "readable", "relabel",
     ],

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from didicm.data.corruptions import Corruptions
+from didicm.data.features import FeatureSet
 from didicm.data.images import DataError, ImageSet, MemorySet, UnreadableImageError, is_small
 from didicm.data.randomness import epoch_order, keys, occurrences, preserved
 from didicm.data.transforms import EvalTransform, TrainTransform, to_tensor
@@ -35,7 +36,7 @@ class Skipped:
 class Batch(NamedTuple):
     """What a worker hands over; it never raises for bad images, as that would lose the message."""
 
-    image: Tensor  # (B, C, H, W), uint8 unless finished
+    image: Tensor  # (B, C, H, W), uint8 unless finished; or stored features (B, D)
     label: Tensor  # (B,), int64
     shown: Tensor  # (B,), which images these are
     key: np.ndarray  # (B,), one per image, for what is random in finishing
@@ -80,6 +81,9 @@ class Batches(Dataset[Batch]):
         # The corruption of an image at evaluation must not change from one epoch to the next.
         key = keys(self.seed, epoch, index, draw) if self.train else keys(self.seed, index)
         skipped: list[Skipped] = []
+        if isinstance(self.images, FeatureSet):
+            features = torch.from_numpy(self.images.features(index, epoch + draw if self.train else 0))
+            return Batch(features, torch.from_numpy(self.labels[index]), torch.from_numpy(index), key, skipped)
         if self.stacked is not None:
             which = torch.from_numpy(index)
             image = self.stacked[which]
@@ -136,6 +140,8 @@ class Batches(Dataset[Batch]):
 class Loader:
     """An epoch of batches (image, label): (B, C, H, W) float32, normalised, and (B,) int64.
 
+    Of images with stored features it is the features, (B, D).
+
     The same object serves later epochs by `set_epoch`, which keeps the worker processes.
     """
 
@@ -143,10 +149,14 @@ class Loader:
         self._batches = batches
         self._device = device
         self._limit = max(10, len(batches.images) // 100)
-        self._skipped: dict[int, Skipped] = {}
+        stored = isinstance(batches.images, FeatureSet)
+        unreadable = batches.images.unreadable if isinstance(batches.images, FeatureSet) else []
+        self._skipped = {
+            -i: Skipped(-i, f"{name} cannot be read as an image") for i, name in enumerate(unreadable, 1)
+        }
         self.index = torch.zeros(0, dtype=torch.int64)  # which images the latest batch shows
         self.batches_per_epoch = batches.count  # on this rank
-        self.fast = batches.stacked is not None  # whole batches at once, straight from memory
+        self.fast = stored or batches.stacked is not None  # whole batches at once, straight from memory
         self._schedule: list[tuple[int, int]] = []  # (epoch, batch) still to come: all that a worker needs to know
         self.set_epoch(epoch, start_batch)
         workers = 0 if self.fast else workers
@@ -237,10 +247,11 @@ def make_loader(
         raise DataError(f"repeats must be at least 1, got {repeats}")
     if not len(images):
         raise DataError("there are no images to load; check the data and its subset")
-    if not isinstance(images, MemorySet) and (is_small(images) if in_memory is None else in_memory):
+    stored = isinstance(images, FeatureSet)
+    if not stored and not isinstance(images, MemorySet) and (is_small(images) if in_memory is None else in_memory):
         images = MemorySet(images)
     device = torch.device(device)
-    finish = device.type == "cpu"
+    finish = device.type == "cpu" or stored
     batches = Batches(
         images, transform, batch_size, train, seed, repeats, balanced, corruption, rank, world_size, finish
     )

@@ -174,6 +174,13 @@ class TrainTransform:
             images = _shift_and_flip(images, uniform(key, 3), self.augment.pad, self.augment.hflip)
         return self.eval_transform.finish(images)
 
+    @property
+    def varies(self) -> bool:
+        """Whether two views of an image can differ."""
+        augment = self.augment
+        flips = augment.hflip not in (0, 1)
+        return bool(augment.scale or augment.pad or augment.color_jitter or augment.auto_augment or flips)
+
     def keeps(self, size: tuple[int, int]) -> bool:
         """Whether `prepare` leaves images of this width and height as they are."""
         augment = self.augment

@@ -75,6 +75,10 @@ class Backbone(nn.Module):
             x = self.backbone.forward_head(x, pre_logits=True)
         return x if pre_logits else self.fc(x)
 
+    def embed(self, image: Tensor) -> Tensor:
+        """Features (B, D) of images (B, C, H, W); features that were computed earlier pass."""
+        return image if image.ndim == 2 else self.forward_head(self.forward_features(image), pre_logits=True)
+
     def get_classifier(self, name_only: bool = False) -> nn.Module | str:
         return "fc" if name_only else self.fc
 
@@ -92,7 +96,8 @@ class BackboneBaseline(Backbone):
     """The standard classifier: image (B, C, H, W) to logits (B, K)."""
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(image))
+        logits: Tensor = self.fc(self.embed(image))
+        return logits
 
 
 class BackboneScore(Backbone, ScoreModel):
@@ -121,7 +126,7 @@ class BackboneScore(Backbone, ScoreModel):
 
     def encode(self, image: Tensor) -> Features:
         """Logits (B, K) and reduced features (B, HIDDEN)."""
-        features = self.forward_head(self.forward_features(image), pre_logits=True)
+        features = self.embed(image)
         return self.fc(features), self.reduce(features)
 
     def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:

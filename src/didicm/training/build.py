@@ -83,6 +83,7 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
     classifier = build_classifier(config, len(train.class_names), transform.channels)
     if isinstance(classifier.model, Backbone) and any(config.model_args.get(k) for k in ("pretrained", "weights")):
         transform = replace(transform, **classifier.model.normalization)
+    keeps_features(config, classifier)  # or say what hinders it
     if config.run.grad_checkpointing:
         _checkpoint_gradients(classifier.model)
     return RunComponents(
@@ -138,6 +139,16 @@ def check_optimizer(config: TrainConfig) -> None:
         )
     if config.optimizer.ema is not None and is_sharded(config.run):
         raise UserError("optimizer.ema does not go with fsdp, which splits the weights: leave one of them out")
+
+
+def keeps_features(config: TrainConfig, classifier: Classifier) -> bool:
+    """Whether the head is trained on features that are computed once, which cannot be mixed as images are."""
+    network = classifier.model
+    if not (isinstance(network, Backbone) and network.frozen and config.feature_views):
+        return False
+    if config.augment.mixup or config.augment.cutmix:
+        raise UserError("mixup and cutmix mix images, not features: leave them out, or set feature_views 0")
+    return True
 
 
 def check_batches(config: TrainConfig, components: RunComponents, world_size: int) -> int:

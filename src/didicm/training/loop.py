@@ -1,6 +1,7 @@
 """The training loop, for diffusion and standard classifiers alike: read it from top to bottom."""
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -40,6 +41,7 @@ from didicm.training.devices import (
     share_statistics,
     tune,
 )
+from didicm.training.features import FEATURES, with_features
 from didicm.training.state import STATE, TrainState, has_state
 from didicm.training.steps import Steps, make_optimizer, make_scheduler
 from didicm.training.tracking import Tracker
@@ -84,16 +86,23 @@ def _train(
     config: TrainConfig, run: RunComponents, fabric: Fabric, folder: Path, on_step: OnStep | None, console: Console
 ) -> Path:
     """The loop itself, in a folder that nobody else trains in."""
-    loader = _training_loader(config, run, fabric)
-    steps_per_epoch = loader.batches_per_epoch // config.accumulate
-    total_steps = config.epochs * steps_per_epoch
-    mixer = Mixer(config.augment, len(run.class_names), config.seed, fabric.global_rank)
+    check_batches(config, run, fabric.world_size)
 
     # The state: weights, their average, optimiser and position, restored if the run exists.
     state = TrainState.make(config, run.classifier, fabric)
     resumed = has_state(folder)
     optimizer_state = state.restore(folder) if resumed else None
     progress, classifier = state.progress, state.classifier
+    first_alone(fabric, lambda: _open_folder(folder, config, run.index))
+
+    # Batches of images, or of what a frozen backbone makes of them
+    run = with_features(config, run, fabric, folder, console.print)
+    loader = _training_loader(config, run, fabric)
+    steps_per_epoch = loader.batches_per_epoch // config.accumulate
+    total_steps = config.epochs * steps_per_epoch
+    mixer = Mixer(config.augment, len(run.class_names), config.seed, fabric.global_rank)
+
+    # What moves the weights
     loss_module = Loss(classifier)
     compiled = cast(nn.Module, torch.compile(loss_module)) if config.run.compile else loss_module
     module = fabric.setup_module(compiled)
@@ -103,7 +112,6 @@ def _train(
         plain_optimizer.load_state_dict(scatter(optimizer_state, plain_optimizer))
     optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(plain_optimizer))
     scheduler = make_scheduler(config, plain_optimizer, steps_per_epoch, total_steps)
-    first_alone(fabric, lambda: _open_folder(folder, config, run.index))
     if resumed and fabric.is_global_zero:
         console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
 
@@ -180,6 +188,7 @@ def _train(
             tracker.unreadable([skip.reason for skip in loader.skipped])
     progress.finished, progress.epochs = True, config.epochs
     state.save(folder, optimizer, fabric)
+    shutil.rmtree(folder / FEATURES, ignore_errors=True)
     return folder
 
 
@@ -195,7 +204,7 @@ def _open_folder(folder: Path, config: TrainConfig, index: Path | None) -> None:
     write_files(folder, {CONFIG: to_yaml(config)})
     if index is not None:
         keep_listings(index)
-    for place in (folder / LAST, folder / BEST, (folder / STATE).parent):
+    for place in (folder / LAST, folder / BEST, folder / FEATURES, (folder / STATE).parent):
         clear_leftovers(place)
 
 
@@ -222,7 +231,8 @@ def _batch(
     u = u[fabric.global_rank :: fabric.world_size].to(image.device, non_blocking=True)
     image, target = mixer(image, label, number)
     weight = None if run.class_weight is None else Loss.bits(target @ run.class_weight)
-    image = image.to(memory_format=memory_format(image.device))
+    if image.ndim == 4:  # stored features have no such layout
+        image = image.to(memory_format=memory_format(image.device))
     return image, Loss.bits(target), Loss.bits(u), weight
 
 

@@ -1,0 +1,86 @@
+"""Features of a frozen backbone, computed once: the head is trained and validated on them in seconds."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+
+from didicm.data import EvalTransform, FeatureSet, ImageSet, TrainTransform, make_loader
+from didicm.data.corruptions import Corruptions
+from didicm.data.randomness import keys
+from didicm.errors import UserError
+from didicm.files import write_files
+from didicm.models.backbone import Backbone
+from didicm.settings import TrainConfig
+from didicm.training.build import RunComponents, keeps_features
+
+FEATURES = "features"  # folder of a run, until it is finished
+BATCH = 64
+
+
+def with_features(
+    config: TrainConfig, run: RunComponents, fabric: Fabric, folder: Path, tell: Callable[[str], object]
+) -> RunComponents:
+    """The run with stored features in place of its images, if its backbone is frozen; else the run as it is.
+
+    They lie in files that are mapped into memory, so that a resumed run sees the very same ones and no set of
+    images is too large.
+    """
+    if not keeps_features(config, run.classifier):
+        return run
+    if fabric.world_size > 1:
+        raise UserError("feature_views is for one process: set run.devices 1, or feature_views 0")
+    varied = run.train_transform.varies or run.corrupt_train is not None
+    seeds = [int(keys(config.seed, view)) % 2**63 for view in range(config.feature_views if varied else 1)]
+
+    def computed(
+        name: str, images: ImageSet, transform: TrainTransform | EvalTransform, seeds: list[int]
+    ) -> FeatureSet:
+        corruption = run.corrupt_eval if name == "val" else run.corrupt_train
+        network: Backbone = run.classifier.model.to(fabric.device).eval()  # type: ignore[assignment]
+        shape, place = (len(seeds), len(images), network.num_features), folder / FEATURES / f"{name}.npy"
+
+        def compute(path: Path) -> None:
+            stored = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+            for view, seed in enumerate(seeds):
+                stored[view] = np.nan
+                _fill(stored[view], network, images, transform, seed, corruption, config.run.workers, fabric)
+            stored.flush()
+
+        if not place.exists() or np.load(place, mmap_mode="r").shape != shape:
+            tell(f"computing features of {shape[0] * shape[1]:,} {name} images")
+            write_files(place.parent, {place.name: compute})
+        return FeatureSet(images, np.load(place, mmap_mode="r"))
+
+    train = computed("train", run.train, run.train_transform, seeds)
+    return replace(run, train=train, val=computed("val", run.val, run.eval_transform, [config.seed]))
+
+
+@torch.no_grad()
+def _fill(
+    rows: np.ndarray,
+    network: Backbone,
+    images: ImageSet,
+    transform: TrainTransform | EvalTransform,
+    seed: int,
+    corruption: Corruptions | None,
+    workers: int,
+    fabric: Fabric,
+) -> None:
+    """Features (N, D) of one view of every image that can be read."""
+    loader = make_loader(
+        images,
+        transform,
+        BATCH,
+        train=False,
+        seed=seed,
+        workers=workers,
+        corruption=corruption,
+        device=fabric.device,
+    )
+    for image, _ in loader:
+        with fabric.autocast():
+            rows[loader.index.numpy()] = network.embed(image).float().cpu().numpy()
