@@ -137,7 +137,7 @@ class TrainConfig(Settings):
     objective: Objective = "cross-entropy"
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"name": "log-linear"})
     draws_per_image: Few = 1
-    feature_views: Count = 8
+    feature_views: Annotated[int, Range(0, 1000)] = 8
     label_proposal: Annotated[float, Range(0, 1)] = 0.0
     sampler: Sampler = field(default_factory=Sampler)
     image: ImageConfig = field(default_factory=ImageConfig)

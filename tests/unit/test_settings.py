@@ -135,7 +135,7 @@ ZERO = {
     "label_proposal", "sampler.seed", "sampler.tolerance", "augment.pad", "augment.hflip", "augment.color_jitter",
     "augment.mixup", "augment.cutmix", "augment.label_smoothing", "optimizer.weight_decay",
     "optimizer.warmup_epochs", "optimizer.ema", "optimizer.momentum", "seed", "run.workers", "run.save_seconds",
-    "run.log_seconds",
+    "run.log_seconds", "feature_views",
 }  # fmt: skip
 LARGE = {
     "sampler.seed", "sampler.chunk", "seed", "batch_size", "accumulate", "optimizer.warmup_epochs",
