@@ -32,7 +32,7 @@ HUB = "hf://"
 MOST_MEMBERS = 100  # of an ensemble
 # Keys of a config beside the description of its classifier; the hub's have label_names, as timm's do.
 _STORED = {"class_names": tuple[str, ...] | None, "transform": Mapping[str, Any] | None, "weights_sha256": str}
-_COMMON = {"format", "label_names", "versions", *_STORED}
+_COMMON = {"format", "label_names", "versions", "training_prior", *_STORED}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Checkpoint:
     class_names: list[str] | None  # in the order of the outputs
     transform: dict[str, Any] | None  # how an image becomes the network's input
     weights_sha256: str | None = None  # of the file that it was read from
+    # `images` of each class in training, and `balance`, by which the network may have seen others.
+    training_prior: dict[str, Any] | None = None
 
 
 def save(
@@ -51,6 +53,7 @@ def save(
     *,
     class_names: Sequence[str] | None = None,
     transform: Mapping[str, Any] | None = None,
+    training_prior: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a classifier into a directory; an interrupted save leaves the files that were there."""
     _check_names(class_names, classifier)
@@ -59,6 +62,7 @@ def save(
         **_describe(classifier),
         "class_names": None if class_names is None else list(class_names),
         "transform": None if transform is None else dict(transform),
+        "training_prior": None if training_prior is None else dict(training_prior),
         "versions": {package: version(package) for package in ("didicm", "torch", "timm")},
     }
     weights = {name: x.detach().cpu().contiguous() for name, x in classifier.model.state_dict().items()}
@@ -84,6 +88,7 @@ def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
     weights = _read_weights(directory / WEIGHTS)
     try:
         values = {key: coerce(config[key], kind, key) for key, kind in _STORED.items()}
+        prior = coerce(config.get("training_prior"), Mapping[str, Any] | None, "training_prior")
         described = {key: value for key, value in config.items() if key not in _COMMON}
         described = _migrate(described) if config["format"] == 1 else described
         if model is None:  # an outline first: what does not fit the weights may not take memory either
@@ -100,7 +105,7 @@ def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
     if sha256(directory / WEIGHTS) != values["weights_sha256"]:
         raise UserError(f"{_stranger(directory / WEIGHTS)}: copy or save the whole directory again")
     classifier.model.load_state_dict(weights)
-    return Checkpoint(classifier.eval(), class_names, values["transform"], values["weights_sha256"])
+    return Checkpoint(classifier.eval(), class_names, values["transform"], values["weights_sha256"], prior)
 
 
 def load_weights(model: nn.Module, source: str | Path) -> None:

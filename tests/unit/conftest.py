@@ -37,11 +37,10 @@ def make_checkpoint():
 def save_model(make_checkpoint):
     """The same, in a model directory."""
 
-    def save_model(folder, kind="diffusion", **options):
+    def save_model(folder, kind="diffusion", training_prior=None, **options):
         checkpoint = make_checkpoint(kind, **options)
-        return save(
-            checkpoint.classifier, folder, class_names=checkpoint.class_names, transform=checkpoint.transform
-        )
+        described = {"class_names": checkpoint.class_names, "transform": checkpoint.transform}
+        return save(checkpoint.classifier, folder, **described, training_prior=training_prior)
 
     return save_model
 

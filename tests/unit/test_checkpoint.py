@@ -58,11 +58,13 @@ def classifiers():
 @pytest.mark.parametrize("kind", classifiers())
 def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
     classifier = classifiers()[kind].eval()
-    save(classifier, tmp_path / "model", class_names=NAMES, transform=TRANSFORM)
+    prior = {"images": [3, 1, 4], "balance": "sampling"}
+    save(classifier, tmp_path / "model", class_names=NAMES, transform=TRANSFORM, training_prior=prior)
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
     loaded = load(tmp_path / "model")
     assert loaded.class_names == NAMES
     assert loaded.transform == TRANSFORM
+    assert loaded.training_prior == prior
     again = loaded.classifier
     assert not again.training
     for key in ("process", "sampler", "objective", "draws_per_image", "label_proposal"):

@@ -15,11 +15,12 @@ from rich.table import Table
 
 from didicm.cli.flags import parse
 from didicm.cli.options import WORKERS, AskOptions
-from didicm.cli.predictions import show, to_line
+from didicm.cli.predictions import claim, show, to_line
 from didicm.data import to_channels
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
+from didicm.inference.adjust import read_prior, read_taxonomy
 from didicm.inference.bulk import BulkSettings, Engine, Tally, predict
 from didicm.inference.estimate import estimate
 from didicm.inference.parts import Parts
@@ -45,6 +46,9 @@ class PredictOptions(AskOptions):
         json: one line of JSON per image
         trajectory: a PNG file: draw the posterior over diffusion time
         conformal: kind of set: lac (small) or aps (adapts to the image)
+        classes: those that are possible here, as in cat,dog: the posterior is renormalised to them
+        prior: how frequent each class is here: a YAML file (cat: 0.2), uniform, or training to undo --balance
+        taxonomy: a YAML file of coarser names (animal: [cat, dog]), to which probabilities are summed
         out: write a row per image instead, into a file (.jsonl, .csv, .parquet) or a folder of parts; run the same
             command again to go on after a crash
         parquet: parts of a folder in Parquet
@@ -63,6 +67,9 @@ class PredictOptions(AskOptions):
     json: bool = False
     trajectory: Path | None = None
     conformal: Literal["lac", "aps"] = "lac"
+    classes: tuple[str, ...] | None = None
+    prior: str | None = None
+    taxonomy: Path | None = None
     out: Path | None = None
     parquet: bool = False
     csv: bool = False
@@ -127,6 +134,9 @@ def main(argv: list[str]) -> int:
         conformal=options.conformal,
         optimize=options.optimize,
         compile=options.compile,
+        classes=options.classes,
+        prior=read_prior(options.prior),
+        taxonomy=read_taxonomy(options.taxonomy),
         **options.sampler,
     )
     if options.trajectory is not None:
@@ -164,7 +174,7 @@ def show_all(predictor: Predictor, options: PredictOptions, console: Console, er
             if options.json:
                 print(to_line(image.name, prediction, options.top))
             else:
-                show(image.name, prediction, predictor.rule, options.top, console)
+                show(image.name, prediction, claim(predictor.rule, predictor.adjustment), options.top, console)
         drawn += list(zip(read, predictions, strict=True))[: MOST_DRAWN - len(drawn)] if wanted else []
     if drawn and options.trajectory is not None:
         draw(drawn, options.trajectory, options.top)
@@ -206,7 +216,7 @@ def write_rows(predictor: Predictor, options: PredictOptions, console: Console) 
 def show_estimate(predictor: Predictor, options: PredictOptions, console: Console) -> int:
     """Measure a few hundred images, and show what a million and a billion would take."""
     out = options.out or Path("rows")
-    writer = RowWriter(Parts(out, options.format).format, predictor.model.class_names)
+    writer = RowWriter(Parts(out, options.format).format, predictor.class_names)
     found = estimate(predictor, list_images(options.images, standard_input()), writer, options.settings)
     table = Table("images", "files", "size", *(f"{n} device{'s' if n > 1 else ''}" for n in DEVICES))
     for column in table.columns:

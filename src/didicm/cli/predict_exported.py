@@ -3,12 +3,14 @@
 import sys
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
 from didicm.cli.flags import parse
-from didicm.cli.predictions import show, to_line
+from didicm.cli.predictions import claim, show, to_line
 from didicm.data.listing import list_images
 from didicm.errors import UserError
+from didicm.inference.adjust import read_prior, read_taxonomy
 from didicm.inference.onnx import OnnxPredictor
 from didicm.inference.prediction import why_unreadable
 from didicm.text import SafeConsole, readable
@@ -25,6 +27,9 @@ class ExportedOptions:
         top: classes to show
         json: one line of JSON per image
         conformal: kind of set: lac (small) or aps (adapts to the image)
+        classes: those that are possible here, as in cat,dog: the posterior is renormalised to them
+        prior: how frequent each class is here: a YAML file (cat: 0.2), uniform, or training to undo --balance
+        taxonomy: a YAML file of coarser names (animal: [cat, dog]), to which probabilities are summed
         device: cpu or cuda; auto takes a GPU if ONNX Runtime can use one
         batch_size: changes the speed, not the result
     """
@@ -34,6 +39,9 @@ class ExportedOptions:
     top: Natural = 5
     json: bool = False
     conformal: Literal["lac", "aps"] = "lac"
+    classes: tuple[str, ...] | None = None
+    prior: str | None = None
+    taxonomy: Path | None = None
     device: str = "auto"
     batch_size: Natural = 64
 
@@ -44,7 +52,14 @@ def main(argv: list[str]) -> int:
     options = parse(argv, ExportedOptions, command="predict", description=text, positional=["run", "images"])
     if not options.images:
         raise UserError("didicm predict needs IMAGES: files, folders, patterns, .tar or .parquet files, or -")
-    predictor = OnnxPredictor.load(options.run, options.device, conformal=options.conformal)
+    predictor = OnnxPredictor.load(
+        options.run,
+        options.device,
+        conformal=options.conformal,
+        classes=options.classes,
+        prior=read_prior(options.prior),
+        taxonomy=read_taxonomy(options.taxonomy),
+    )
     console = SafeConsole(soft_wrap=True)
     print(predictor.note, file=sys.stderr)
     images, failed = list_images(options.images, sys.stdin.buffer), 0
@@ -63,5 +78,5 @@ def main(argv: list[str]) -> int:
             if options.json:
                 print(to_line(name, prediction, options.top))
             else:
-                show(name, prediction, predictor.rule, options.top, console)
+                show(name, prediction, claim(predictor.rule, predictor.adjustment), options.top, console)
     return 2 if failed else 0

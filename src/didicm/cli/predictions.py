@@ -10,6 +10,7 @@ from rich.table import Table
 
 from didicm.cli.options import percent
 from didicm.evaluation.label_sets import ConformalRule
+from didicm.inference.adjust import Adjustment
 from didicm.inference.prediction import Prediction
 from didicm.text import readable
 
@@ -33,16 +34,24 @@ def is_utf8() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
-def show(image: str, prediction: Prediction, rule: ConformalRule | None, top: int, console: Console) -> None:
-    """A small table, the entropy and the set."""
+def claim(rule: ConformalRule | None, adjustment: Adjustment | None) -> str:
+    """What a conformal set is said to hold; nothing where there is none."""
+    if rule is None:
+        return ""
+    text = f"the set that holds the truth for {100 * (1 - rule.alpha):g} % of images"
+    if adjustment is not None and adjustment.restricted:
+        text += " of all classes, without those impossible here"
+    return text
+
+
+def show(image: str, prediction: Prediction, claimed: str, top: int, console: Console) -> None:
+    """A small table, the entropy and the set, with what is claimed of it."""
     table = Table("class", "probability", "", title=readable(image), title_justify="left", show_header=False)
     table.columns[1].justify = "right"
     for name, p in prediction.classes[:top]:
         table.add_row(readable(name), percent(p), ("█" if is_utf8() else "#") * round(20 * p))
     console.print(table)
     text = f"entropy {prediction.entropy:.2f} nats, of {math.log(len(prediction.classes)):.2f} at most"
-    if prediction.conformal_set is not None and rule is not None:
-        held = f"{100 * (1 - rule.alpha):g} %"
-        names = ", ".join(map(readable, prediction.conformal_set))
-        text += f"; the set that holds the truth for {held} of images: {names}"
+    if prediction.conformal_set is not None:
+        text += f"; {claimed}: {', '.join(map(readable, prediction.conformal_set))}"
     console.print(text, highlight=False)

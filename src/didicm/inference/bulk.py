@@ -27,6 +27,7 @@ from didicm.inference.prediction import why_unreadable
 from didicm.inference.predictor import Predictor
 from didicm.inference.rows import Floats, Format, Rows, RowWriter, join_rows, make_rows
 from didicm.signals import obey_parent_alone, shielded
+from didicm.values import plain
 
 Engine: TypeAlias = Literal["local", "ray"]
 Progress: TypeAlias = Callable[["Tally", int], None]
@@ -86,7 +87,7 @@ def predict(
     """
     predictor = model if isinstance(model, Predictor) else Predictor.load(model)
     settings, parts, done = settings or BulkSettings(), Parts(Path(out), format, shard), Tally()
-    writer = RowWriter(parts.format, predictor.model.class_names)
+    writer = RowWriter(parts.format, predictor.class_names)
     with parts.owned(), _written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
         if not (mine := parts.share(listing.parts)):
             raise UserError(
@@ -179,16 +180,15 @@ class Decoder(Dataset[Batch]):
 def predict_batch(predictor: Predictor, batch: Batch, settings: BulkSettings) -> Rows:
     """Rows of decoded images."""
     model, count = predictor.model, len(batch.names)
-    probs: Floats = np.zeros((count, len(model.class_names)), dtype=np.float32)
-    nfe, inside = np.zeros(count, dtype=np.int64), None
+    probs: Floats = np.zeros((count, len(predictor.class_names)), dtype=np.float32)
+    nfe, inside = np.zeros(count, dtype=np.int64), None if predictor.rule is None else probs > 0
     if any(error is None for error in batch.errors):
         pixels = batch.pixels.to(model.device, non_blocking=True)
         if predictor.compiled and count < settings.batch_size:  # another shape would be compiled anew
             pixels = torch.cat([pixels, pixels.new_zeros(settings.batch_size - count, *pixels.shape[1:])])
-        answered, calls = predictor.posteriors(model.transform.finish(pixels.permute(0, 3, 1, 2)))
-        probs, nfe = answered[:count], np.where([error is None for error in batch.errors], calls[:count], 0)
-    if predictor.rule is not None:
-        inside = predictor.rule.contains(probs)
+        answered, sets, calls = predictor.answers(model.transform.finish(pixels.permute(0, 3, 1, 2)))
+        probs, inside = answered[:count], None if sets is None else sets[:count]
+        nfe = np.where([error is None for error in batch.errors], calls[:count], 0)
     names, errors = batch.names, batch.errors
     return make_rows(names, errors, probs, nfe, inside, top=settings.top, all_probs=settings.all_probs)
 
@@ -230,7 +230,8 @@ def _plan(predictor: Predictor, listing: Listing, settings: BulkSettings) -> dic
         "model": str(model.place) if str(model.place).startswith(HUB) else weights_digest(Path(model.place)),
         "transform": model.transform.to_dict(),
         "sampler": None if model.resolved_sampler is None else asdict(model.resolved_sampler),
-        "calibration": None if calibration is None or rule is None else [calibration.temperature, rule.to_dict()],
+        "calibration": None if calibration is None else [calibration.temperature, rule and rule.to_dict()],
+        **{name: plain(asked) for name, asked in predictor.adjusting.items() if asked is not None},
         "top": settings.top,
         "all_probs": settings.all_probs,
         "part_size": settings.part_size,

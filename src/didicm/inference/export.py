@@ -130,6 +130,7 @@ def _metadata(model: StoredModel, calibration: Calibration | None) -> Metadata:
         schedule=[classifier.process.schedule.to_dict() for classifier, _ in _diffusing(model)],
         temperature=None if calibration is None else calibration.temperature,
         conformal={} if calibration is None else {k: rule.to_dict() for k, rule in calibration.conformal.items()},
+        training_prior=model.checkpoint.training_prior,
         versions={package: version(package) for package in ("didicm", "torch")},
     )
 

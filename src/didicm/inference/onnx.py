@@ -12,6 +12,7 @@ from PIL import Image
 from didicm.data.decode import resize_and_crop, to_channels
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.evaluation.label_sets import ConformalRule
+from didicm.inference.adjust import Prior, Taxonomy, adjusted, kept_rule, make_adjustment
 from didicm.inference.prediction import Array, Prediction, Source, read_source
 
 SUFFIX = ".onnx"
@@ -30,6 +31,7 @@ class Metadata:
     temperature: float | None  # that the graph applies
     conformal: dict[str, Any]  # rules for sets of classes, by name
     versions: dict[str, str]
+    training_prior: dict[str, Any] | None = None  # as in a model's config; older files lack it
     format: int = FORMAT
 
     def to_strings(self) -> dict[str, str]:
@@ -48,30 +50,46 @@ class Metadata:
 class OnnxPredictor:
     """An exported model ready for use, as `Predictor` is: `OnnxPredictor.load("model.onnx")("cat.jpg")`."""
 
-    def __init__(self, session: Any, metadata: Metadata, *, conformal: str = "lac", note: str = "") -> None:
+    def __init__(
+        self,
+        session: Any,
+        metadata: Metadata,
+        *,
+        conformal: str = "lac",
+        note: str = "",
+        classes: Sequence[str] | None = None,
+        prior: Prior | None = None,
+        taxonomy: Taxonomy | None = None,
+    ) -> None:
         self.session, self.metadata, self.note = session, metadata, note
-        self.class_names = metadata.class_names
+        adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
+        self.adjustment = make_adjustment(metadata.class_names, metadata.training_prior, **adjusting)
+        self.class_names = metadata.class_names if self.adjustment is None else self.adjustment.names
         rules = {name: ConformalRule.from_dict(rule) for name, rule in metadata.conformal.items()}
         if rules and conformal not in rules:
             raise UserError(f"there are no conformal sets {conformal!r}: {did_you_mean(conformal, rules)}")
-        self.rule = rules.get(conformal)
+        self.rule = kept_rule(rules.get(conformal), self.adjustment)
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto", *, conformal: str = "lac") -> "OnnxPredictor":
+    def load(
+        cls, path: str | Path, device: str = "auto", *, conformal: str = "lac", **adjusting: Any
+    ) -> "OnnxPredictor":
         """Open a file of `didicm export`.
 
         Args:
             path: the file.
             device: cpu or cuda; auto takes a GPU if this ONNX Runtime can use one.
             conformal: lac (small sets) or aps (sets that adapt to the image).
+            adjusting: classes, prior and taxonomy, as for `Predictor.load`.
         """
         session = _open_session(Path(path), device)
         try:
             metadata = Metadata.from_strings(session.get_modelmeta().custom_metadata_map)
             calibrated = "not calibrated" if metadata.temperature is None else "calibrated"
-            return cls(session, metadata, conformal=conformal, note=f"{path}: as exported, {calibrated}")
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UserError(f"{path} is no model of didicm export ({reason(error)}): export it again") from error
+        note = f"{path}: as exported, {calibrated}"
+        return cls(session, metadata, conformal=conformal, note=note, **adjusting)
 
     @overload
     def __call__(self, images: Source, *, batch_size: int = ...) -> Prediction: ...
@@ -112,9 +130,10 @@ class OnnxPredictor:
 
     def predict_batch(self, images: Sequence[Array]) -> list[Prediction]:
         """Predict images that `read` made."""
-        probs = self.posterior(np.stack(images))
-        sets = [None] * len(probs) if self.rule is None else self.rule.contains(probs)
-        return [Prediction.of(row, self.class_names, inside) for row, inside in zip(probs, sets, strict=True)]
+        probs, sets = adjusted(self.posterior(np.stack(images)), self.rule, self.adjustment)
+        return [
+            Prediction.of(row, self.class_names, None if sets is None else sets[i]) for i, row in enumerate(probs)
+        ]
 
 
 def _open_session(path: Path, device: str) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -15,6 +16,7 @@ from didicm.diffusion import Step
 from didicm.errors import UserError
 from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration
 from didicm.evaluation.stored import StoredModel, open_model
+from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment
 from didicm.inference.fuse import optimize_for_inference
 from didicm.inference.prediction import Prediction, Source, read_source
 
@@ -27,14 +29,28 @@ class Predictor:
     """A trained model ready for use: `Predictor.load(directory)("cat.jpg")`."""
 
     def __init__(
-        self, model: StoredModel, calibration: Calibration | None = None, *, conformal: str = "lac", note: str = ""
+        self,
+        model: StoredModel,
+        calibration: Calibration | None = None,
+        *,
+        conformal: str = "lac",
+        note: str = "",
+        classes: Sequence[str] | None = None,
+        prior: Prior | None = None,
+        taxonomy: Taxonomy | None = None,
     ) -> None:
         if calibration is not None and calibration.posterior != model.posterior:
             raise UserError("the calibration was fitted with other settings: leave it or the settings out")
         if calibration is not None and conformal not in calibration.conformal:
             raise UserError(f"conformal must be one of {', '.join(calibration.conformal)}, got {conformal!r}")
         self.model, self.calibration, self.conformal, self.note = model, calibration, conformal, note
-        self.rule = None if calibration is None else calibration.conformal[conformal]
+        self.adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
+        known = model.class_names
+        self.adjustment = make_adjustment(known, model.checkpoint.training_prior, **self.adjusting)
+        self.class_names = known if self.adjustment is None else self.adjustment.names
+        self.rule = None
+        if calibration is not None:
+            self.rule = kept_rule(calibration.conformal[conformal], self.adjustment)
         self.compiled = False
         self.origin: tuple[str, dict[str, Any]] | None = None  # what `load` needs in another process
 
@@ -49,6 +65,9 @@ class Predictor:
         conformal: str = "lac",
         optimize: bool = False,
         compile: bool = False,
+        classes: Sequence[str] | None = None,
+        prior: Prior | None = None,
+        taxonomy: Taxonomy | None = None,
         **sampler: Any,
     ) -> "Predictor":
         """Load a run's best model, a model directory or `hf://owner/name`.
@@ -61,6 +80,9 @@ class Predictor:
             conformal: lac (small sets) or aps (sets that adapt to the image).
             optimize: the same answers faster, up to rounding: see `optimize_for_inference`.
             compile: the same, and compiled: the first batch then takes a minute.
+            classes: those that can occur here: the posterior is renormalised to them.
+            prior: how frequent each class is here: by name, uniform, or training, which undoes `balance`.
+            taxonomy: coarser names and their classes, whose probabilities are summed.
             sampler: fields of `Sampler` to change, for a diffusion classifier.
         """
         model = open_model(directory, device=device, size=size, sampler=sampler)
@@ -69,8 +91,9 @@ class Predictor:
         calibration, note = None, "calibration left out"
         if calibrated:
             calibration, note = find_calibration(model.place, model.posterior)
-        predictor = cls(model, calibration, conformal=conformal, note=note)
-        asked = {"calibrated": calibrated, "size": size, "conformal": conformal, "optimize": optimize}
+        adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
+        predictor = cls(model, calibration, conformal=conformal, note=note, **adjusting)
+        asked = {"calibrated": calibrated, "size": size, "conformal": conformal, "optimize": optimize, **adjusting}
         predictor.origin = str(model.place), {"device": str(device), "compile": compile, **asked, **sampler}
         predictor.compiled = compile
         return predictor
@@ -80,8 +103,9 @@ class Predictor:
         model = replace(self.model, sampler={**self.model.sampler, **sampler})
         calibration, posterior = self.calibration, model.posterior  # a wrong setting shows now
         if calibration is not None and calibration.posterior != posterior:
-            return Predictor(model, note="calibration left out: it was fitted with other settings")
-        return Predictor(model, calibration, conformal=self.conformal, note=self.note)
+            note = "calibration left out: it was fitted with other settings"
+            return Predictor(model, note=note, **self.adjusting)
+        return Predictor(model, calibration, conformal=self.conformal, note=self.note, **self.adjusting)
 
     @overload
     def __call__(self, images: Picture, *, trajectory: bool = ..., batch_size: int = ...) -> Prediction: ...
@@ -122,25 +146,26 @@ class Predictor:
         device = next(classifier.parameters()).device
         callback = steps.append if trajectory else None
         posterior = classifier.posterior(image.to(device), callback, **self.model.sampler)
-        probs = self._calibrate(posterior.probs)
-        start = torch.full_like(probs, 1 / probs.shape[1])
-        states = [(1.0, start), *((step.time, self._calibrate(step.probs)) for step in steps)]
-        sets = None if self.rule is None else self.rule.sets(probs)
+        probs, sets = self._answer(posterior.probs)
+        start = torch.full_like(posterior.probs, 1 / posterior.probs.shape[1])
+        path = [(1.0, start), *((step.time, step.probs) for step in steps)] if trajectory else []
+        states = [(time, self._answer(state)[0]) for time, state in path]
         return [
             Prediction.of(
                 row,
-                self.model.class_names,
+                self.class_names,
                 None if sets is None else sets[i],
                 [(time, state[i]) for time, state in states] if trajectory else None,
             )
             for i, row in enumerate(probs)
         ]
 
-    def posteriors(self, image: Tensor) -> tuple[Floats, npt.NDArray[np.int64]]:
-        """Calibrated probabilities (B, K) of images (B, C, H, W) that `read` made, and the network calls (B,)."""
+    def answers(self, image: Tensor) -> tuple[Floats, Bools | None, npt.NDArray[np.int64]]:
+        """Probabilities (B, M), conformal sets (B, M) and network calls (B,) of images that `read` made."""
         posterior = self.model.classifier.posterior(image, **self.model.sampler)
         calls = torch.full((len(image),), posterior.nfe) if posterior.calls is None else posterior.calls.cpu()
-        return self._calibrate(posterior.probs).numpy(), calls.numpy()
+        probs, sets = self._answer(posterior.probs)
+        return probs.numpy(), sets, calls.numpy()
 
     def check_trajectory(self) -> None:
         """Complain if the posterior does not come about step by step."""
@@ -149,9 +174,13 @@ class Predictor:
             kind = "a standard classifier" if sampler is None else "sampler readout"
             raise UserError(f"{kind} answers in one network call: it has no trajectory over diffusion time")
 
-    def _calibrate(self, probs: Tensor) -> Tensor:
+    def _answer(self, probs: Tensor) -> tuple[Tensor, Bools | None]:
+        """Calibrated and adjusted probabilities (N, M) of (N, K), and conformal sets."""
         probs = probs.cpu()
-        return probs if self.calibration is None else apply_temperature(probs, self.calibration.temperature)
+        if self.calibration is not None:
+            probs = apply_temperature(probs, self.calibration.temperature)
+        found, sets = adjusted(probs.numpy(), self.rule, self.adjustment)
+        return torch.from_numpy(found), sets
 
 
 def optimized(model: StoredModel, *, compile: bool = False) -> StoredModel:

@@ -45,6 +45,7 @@ class Engine(Protocol):
     """A model that is served. `read` is called from several threads at once, `predict` from one."""
 
     class_names: list[str]
+    training_prior: dict[str, Any] | None
     has_trajectory: bool
 
     def describe(self) -> dict[str, Any]:
@@ -65,7 +66,8 @@ class TorchEngine:
 
     def __init__(self, predictor: "Predictor") -> None:
         self.predictor = predictor
-        self.class_names = predictor.model.class_names
+        self.class_names = predictor.class_names
+        self.training_prior = predictor.model.checkpoint.training_prior
         sampler = predictor.model.resolved_sampler
         self.has_trajectory = sampler is not None and sampler.method != "readout"
         self._for = lru_cache(maxsize=32)(self._changed)
@@ -122,6 +124,7 @@ class OnnxEngine:
 
     def __init__(self, predictor: "OnnxPredictor") -> None:
         self.predictor, self.class_names = predictor, predictor.class_names
+        self.training_prior = predictor.metadata.training_prior
 
     def describe(self) -> dict[str, Any]:
         """What its file says of itself."""

@@ -13,9 +13,11 @@ _OPTIONS: dict[str, Any] = {
         "description": "The classes that are possible here; the probabilities are renormalised to them.",
     },
     "prior": {
-        "type": "object",
-        "additionalProperties": {"type": "number", "minimum": 0},
-        "description": "How frequent each class is here, relative to the training images.",
+        "oneOf": [
+            {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}},
+            {"type": "string", "enum": ["uniform", "training"]},
+        ],
+        "description": "How frequent each class is here; training undoes a balanced training.",
     },
     "trajectory": {"type": "boolean", "default": False, "description": "Answer with every step too."},
     "baseline": {"type": "boolean", "default": False, "description": "Ask the baseline too."},

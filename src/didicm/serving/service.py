@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image
 
-from didicm.errors import UserError, did_you_mean
+from didicm.errors import UserError
+from didicm.inference.adjust import Adjustment, make_adjustment
 from didicm.serving.batching import Batcher
 from didicm.serving.engine import Answer, Engine, Probs, Question
 from didicm.serving.metrics import Metrics
@@ -24,7 +25,6 @@ from didicm.serving.uploads import Options, load_pixels, open_upload
 log = logging.getLogger("didicm.serving")
 
 LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are decoded one at a time: they take memory
-SMALLEST = np.finfo(np.float64).tiny
 
 Source: TypeAlias = bytes | Image.Image | UserError  # an upload, its pixels, or why there are none
 
@@ -102,19 +102,19 @@ class Service:
         """Answers for a client, those of the baseline inside if it was asked for."""
         if options.baseline and self.baseline is None:
             raise RefusalError(422, "this server has no baseline: leave out baseline, or start it with --baseline")
-        factors = class_factors(self.engine.class_names, options)
+        adjustment = adjustment_for(self.engine, options)
         found = [
-            describe(answer, self.engine.class_names, factors, options.top)
+            describe(answer, self.engine.class_names, adjustment, options.top)
             for answer in await self.answers(images, options.question)
         ]
         if options.baseline and self.baseline is not None:
             engine = self.models[self.baseline].engine
             question = Question(trajectory=options.trajectory and engine.has_trajectory)
-            factors = class_factors(engine.class_names, options)
+            adjustment = adjustment_for(engine, options)
             answers = await self.answers(images, question, self.baseline)
             for entry, answer in zip(found, answers, strict=True):
                 if "error" not in entry:
-                    entry["baseline"] = describe(answer, engine.class_names, factors, options.top)
+                    entry["baseline"] = describe(answer, engine.class_names, adjustment, options.top)
         return found
 
 
@@ -131,52 +131,44 @@ def read_image(engine: Engine, image: Source, limits: Limits) -> Any:
         return error
 
 
-def class_factors(names: Sequence[str], options: Options) -> Probs | None:
-    """What the posterior is multiplied by (K,): the prior, and 0 for classes that are not possible here."""
-    if not options.classes and not options.prior:
-        return None
-    known, possible = set(names), set(options.classes or names)
-    for name in (*options.classes, *options.prior):
-        if name not in known:
-            raise RefusalError(422, f"there is no class {name[:40]!r}: {did_you_mean(name[:40], names)}")
-    if options.prior and (missing := [x for x in options.classes or names if x not in options.prior]):
-        raise RefusalError(422, f"the prior says nothing of class {missing[0]!r}: give every class its frequency")
-    factors = np.array([options.prior.get(name, 1.0) if name in possible else 0.0 for name in names])
-    return np.asarray(factors / max(factors.max(), SMALLEST))  # large numbers must not overflow
+def adjustment_for(engine: Engine, options: Options) -> Adjustment | None:
+    """What the classes and the prior of a request do to the posterior."""
+    try:
+        return make_adjustment(
+            engine.class_names,
+            engine.training_prior,
+            classes=options.classes or None,
+            prior=options.prior or None,
+        )
+    except UserError as error:
+        raise RefusalError(422, str(error)) from error
 
 
-def describe(answer: Answer | UserError, names: Sequence[str], factors: Probs | None, top: int) -> dict[str, Any]:
+def describe(
+    answer: Answer | UserError, names: Sequence[str], adjustment: Adjustment | None, top: int
+) -> dict[str, Any]:
     """An answer as JSON: the top classes, how uncertain they are, the set that covers the truth, the steps."""
     if isinstance(answer, UserError):
         return {"error": str(answer)}
-    try:
-        probs = reweight(answer.probs, factors)
-    except UserError as error:
-        return {"error": str(error)}
-    order = [k for k in np.argsort(-probs, kind="stable") if factors is None or factors[k] > 0][:top]
+    states = np.stack([answer.probs, *(state for _, state in answer.trajectory or [])])  # (1 + T, K)
+    inside = None if answer.conformal_set is None else np.isin(names, answer.conformal_set)[None]
+    if adjustment is not None:
+        names, states = adjustment.names, adjustment.probs(states)
+        # Under other frequencies of the classes the sets cover the truth more or less often.
+        inside = None if inside is None or adjustment.other_prior else adjustment.sets(inside, states[:1])
+    probs = states[0]
+    order = np.argsort(-probs, kind="stable")
     found: dict[str, Any] = {
-        "classes": [{"name": names[k], "probability": float(probs[k])} for k in order],
+        "classes": [{"name": names[k], "probability": float(probs[k])} for k in order[:top]],
         "entropy": entropy(probs),
-        # The coverage was calibrated for all classes, at the frequencies of the images it was calibrated on.
-        "conformal_set": answer.conformal_set if factors is None else None,
+        "conformal_set": None if inside is None else [names[k] for k in order if inside[0, k]],
     }
     if answer.trajectory is not None:
-        states = [(time, reweight(state, factors)) for time, state in answer.trajectory]
         found["trajectory"] = [
-            {"time": time, "entropy": entropy(state), "probabilities": [float(state[k]) for k in order]}
-            for time, state in states
+            {"time": time, "entropy": entropy(state), "probabilities": [float(state[k]) for k in order[:top]]}
+            for (time, _), state in zip(answer.trajectory, states[1:], strict=True)
         ]
     return found
-
-
-def reweight(probs: Probs, factors: Probs | None) -> Probs:
-    """A posterior under other frequencies of the classes, of which some may be impossible."""
-    if factors is None:
-        return probs
-    weighted = probs * factors
-    if not weighted.sum() > 0:
-        raise UserError("none of the classes that are possible here has any probability")
-    return np.asarray(weighted / weighted.sum())
 
 
 def entropy(probs: Probs) -> float:

@@ -16,7 +16,7 @@ from didicm.errors import UserError, did_you_mean
 from didicm.serving.engine import Question, check_shape
 from didicm.serving.refusal import RefusalError
 from didicm.serving.security import Limits
-from didicm.values import Natural, NonNegative, Settings, field_types
+from didicm.values import Natural, Settings, field_types
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MOST_NAMES = 100_000  # in an option: more would keep others waiting
@@ -32,7 +32,7 @@ class Options(Settings):
         sampler: cp, cl or readout; by default as stored with the model
         top: classes in the answer
         classes: those that are possible here; the probabilities are renormalised to them
-        prior: how frequent each class is here, if that differs from training; the posterior is reweighted by it
+        prior: how frequent each class is here, if that differs from training; uniform; or training
         trajectory: answer with every step of the sampler too
         baseline: ask the baseline too
     """
@@ -41,7 +41,7 @@ class Options(Settings):
     sampler: Literal["cp", "cl", "readout"] | None = None
     top: Natural = 5
     classes: tuple[str, ...] = ()
-    prior: Mapping[str, NonNegative] = field(default_factory=dict)
+    prior: Mapping[str, float] | Literal["uniform", "training"] = field(default_factory=dict)
     trajectory: bool = False
     baseline: bool = False
 

@@ -46,6 +46,7 @@ class RunComponents:
     corrupt_eval: Corruptions | None
     classifier: Classifier
     class_weight: Tensor | None  # (K,), of mean 1 over the images
+    training_prior: dict[str, Any]  # as a checkpoint stores it
     index: Path | None = None  # folder that keeps the listing of large data
 
     @property
@@ -76,9 +77,9 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
     train = data.train.select(subset(data.train.labels, config.fraction, config.seed))
     train_transform = TrainTransform(config.augment, transform)
     train_transform.check()
-    weight = None
+    weight, images = None, np.bincount(train.labels, minlength=len(train.class_names))
     if config.balance == "weights":
-        counts = np.bincount(train.labels, minlength=len(train.class_names)).clip(min=1)
+        counts = images.clip(min=1)
         weight = torch.tensor(len(train) / (counts * (counts > 0).sum()), dtype=torch.float32)
     classifier = build_classifier(config, len(train.class_names), transform.channels)
     if isinstance(classifier.model, Backbone) and any(config.model_args.get(k) for k in ("pretrained", "weights")):
@@ -95,6 +96,7 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
         corrupt_eval=corrupt_eval,
         classifier=classifier,
         class_weight=weight,
+        training_prior={"images": images.tolist(), "balance": config.balance},
         index=index,
     )
 

@@ -210,7 +210,13 @@ def _open_folder(folder: Path, config: TrainConfig, index: Path | None) -> None:
 
 def _keep(run: RunComponents, classifier: Classifier, places: Sequence[Path]) -> None:
     for place in places:
-        save(classifier, place, class_names=run.class_names, transform=run.eval_transform.to_dict())
+        save(
+            classifier,
+            place,
+            class_names=run.class_names,
+            transform=run.eval_transform.to_dict(),
+            training_prior=run.training_prior,
+        )
 
 
 def _batch(

@@ -197,7 +197,7 @@ def test_an_early_stop_shows_in_every_row(model, photos, tmp_path):
     assert done.calls == sum(found)
     assert min(found) < 8
     for path, calls in zip([p for i, p in enumerate(photos) if i not in (3, 8)], found, strict=True):
-        assert predictor.posteriors(predictor.read(path).unsqueeze(0))[1].tolist() == [calls]
+        assert predictor.answers(predictor.read(path).unsqueeze(0))[2].tolist() == [calls]
 
 
 def test_a_compiled_network_sees_batches_of_one_size(predictor, photos, tmp_path, monkeypatch):

@@ -84,7 +84,8 @@ def serve_here():
 
 @pytest.fixture(scope="session")
 def predictor(tmp_path_factory, save_model):
-    return Predictor.load(save_model(tmp_path_factory.mktemp("served") / "model"), "cpu")
+    prior = {"images": [10, 20, 40], "balance": "none"}
+    return Predictor.load(save_model(tmp_path_factory.mktemp("served") / "model", training_prior=prior), "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -84,15 +84,18 @@ def test_classes_and_prior_are_exact_arithmetic_on_the_posterior(client, predict
     assert dict(classes_of(prediction)) == pytest.approx(
         {name: p[name] / (p["ant"] + p["cat"]) for name in ("ant", "cat")}, abs=1e-5
     )
-    huge = {"ant": 1e308, "bee": 1e308, "cat": 1e308}
+    huge = {"ant": 1e307, "bee": 2e307, "cat": 4e307}  # as in training
     _, content = client.post_json("/predict", {"image": b64(data), "prior": huge})
     assert dict(classes_of(content["predictions"][0])) == pytest.approx(p, abs=1e-5)
     prior = {"ant": 0.2, "bee": 5, "cat": 1}
     _, content = client.post_json("/predict", {"image": b64(data), "prior": prior})
-    total = sum(p[name] * prior[name] for name in prior)
-    assert dict(classes_of(content["predictions"][0])) == pytest.approx(
-        {name: p[name] * prior[name] / total for name in prior}, abs=1e-5
-    )
+    shifted = {"ant": p["ant"] * 0.2 / 10, "bee": p["bee"] * 5 / 20, "cat": p["cat"] * 1 / 40}
+    total = sum(shifted.values())
+    expected = pytest.approx({name: x / total for name, x in shifted.items()}, abs=1e-5)
+    assert dict(classes_of(content["predictions"][0])) == expected
+    _, content = client.post("/predict?prior=training", data)
+    assert dict(classes_of(content["predictions"][0])) == pytest.approx(p, abs=1e-5)
+    assert client.post("/predict?prior=uniform&baseline=true", data)[0] == 422  # the baseline does not say its own
 
 
 @pytest.mark.parametrize(
@@ -107,8 +110,8 @@ def test_classes_and_prior_are_exact_arithmetic_on_the_posterior(client, predict
         ("stepz=2", "did you mean steps?"),
         ("classes=dog", "choose one of ant, bee, cat"),
         ('prior={"ant":1}', "says nothing of class 'bee'"),
-        ('prior={"ant":-1}', "must be at least 0"),
-        ('prior={"ant":0,"bee":0,"cat":0}', "has any probability"),
+        ('prior={"ant":-1,"bee":1,"cat":1}', "the prior of class 'ant' must be above 0"),
+        ('prior={"ant":1,"bee":0,"cat":1}', "the prior of class 'bee' must be above 0"),
     ],
 )
 def test_a_wrong_option_is_told_in_one_sentence(client, file, query, named):

@@ -83,6 +83,7 @@ def test_class_weights_are_of_mean_one_over_the_images(make_folder, write, tmp_p
         write(tmp_path / "cat" / f"more{i}.png", seed=50 + i)
     made = build(config(data=str(tmp_path), fraction=1, balance="weights"))
     counts = np.bincount(made.train.labels)
+    assert made.training_prior == {"images": counts.tolist(), "balance": "weights"}
     assert made.class_weight[0] < made.class_weight[1]
     assert (made.class_weight.numpy() * counts).sum() / counts.sum() == pytest.approx(1)
 
