@@ -18,7 +18,18 @@ from didicm.report.records import Rows, rows_of
 from didicm.report.verdict import verdict
 
 FOLDER = Path(__file__).parent / "results"
-ORDER = ("main", "released", "stems", "selection", "efficiency", "sizes", "solvers", "schedules", "objectives")
+ORDER = (
+    "main",
+    "released",
+    "stems",
+    "selection",
+    "efficiency",
+    "sizes",
+    "solvers",
+    "schedules",
+    "objectives",
+    "finetune",
+)
 HEAD = """# Results
 
 What the studies that ship with the package gave, on the images that ship with it. This page is generated from

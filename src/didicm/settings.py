@@ -13,6 +13,7 @@ from didicm.data import Augment
 from didicm.data.transforms import CropPct, Interpolation
 from didicm.errors import UserError, did_you_mean
 from didicm.values import (
+    Amount,
     Count,
     Few,
     Fraction,
@@ -122,7 +123,7 @@ class TrainConfig(Settings):
         feature_views: with a frozen backbone, augmented views of every image whose features are computed once; 0
             computes them in every step
         label_proposal: least share of noisy labels drawn from all classes, with importance weights; 0 is the paper
-        fraction: of the training images, the same of every class
+        fraction: of the training images, the same of every class; a whole number from 2 is so many per class
         val_fraction: held out from training when the data has no validation split
         corrupt_train: such as noise:3 or blur:2+jpeg:4
         batch_size: images per step over all processes
@@ -142,7 +143,7 @@ class TrainConfig(Settings):
     sampler: Sampler = field(default_factory=Sampler)
     image: ImageConfig = field(default_factory=ImageConfig)
     augment: Augment = field(default_factory=Augment)
-    fraction: Fraction = 1.0
+    fraction: Amount = 1.0
     val_fraction: Fraction = 0.1
     corrupt_train: str | None = None
     corrupt_eval: str | None = None

@@ -43,6 +43,7 @@ Pixels = Annotated[int, Range(1, 4096)]  # a side of what a network sees
 Positive = Annotated[float, Range(0, open=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1, open=True)]
+Amount = Annotated[int, Range(2, 1_000_000)] | Fraction  # of images: so many per class, or a part of them
 
 
 class Settings:

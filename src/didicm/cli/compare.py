@@ -16,7 +16,7 @@ from didicm.experiments.run import run_study
 from didicm.experiments.study_file import METHODS, compare_study
 from didicm.report.html import Report, write_report
 from didicm.text import SafeConsole, quoted
-from didicm.values import Few, Fraction, Natural, Pixels
+from didicm.values import Amount, Few, Natural, Pixels
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class CompareOptions(StudyOptions):
         data: where the images are: a folder, hf://..., wds://..., timm://..., fashion-mini
         recipe: settings of all trainings
         resolutions: pixels that the networks see, such as 28,14,7; by default the recipe's
-        fractions: of the training images, such as 1,0.5,0.25
+        fractions: of the training images, such as 1,0.5,0.25; whole numbers from 2 are images per class
         corruptions: of all images, such as none,noise:3,blur:2+jpeg:4
         methods: which to compare
         seeds: trainings of each kind
@@ -72,7 +72,7 @@ class CompareOptions(StudyOptions):
     data: str = ""
     recipe: str = "small"
     resolutions: tuple[Pixels, ...] = ()
-    fractions: tuple[Fraction, ...] = (1.0,)
+    fractions: tuple[Amount, ...] = (1.0,)
     corruptions: tuple[str, ...] = ("none",)
     methods: tuple[str, ...] = tuple(METHODS)
     seeds: Few = 3

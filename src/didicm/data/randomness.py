@@ -47,13 +47,15 @@ def preserved() -> Iterator[None]:
 
 
 def subset(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Sorted indices of the same fraction of every class, at least one image each.
+    """Sorted indices of the same fraction of every class, at least one image each; above 1, of so many images.
 
     Nested: with one seed, a smaller fraction lies inside a larger one.
     """
-    if not 0 < fraction <= 1:
-        raise DataError(f"the fraction of the data must lie in (0, 1], got {fraction}")
     classes = _shuffled_classes(labels, seed)
+    if isinstance(fraction, int) and fraction > 1:
+        return _join([members[:fraction] for members in classes])
+    if not 0 < fraction <= 1:
+        raise DataError(f"the fraction of the data must lie in (0, 1], or be a whole number, got {fraction}")
     return _join([members[: max(1, int(fraction * len(members) + 0.5))] for members in classes])
 
 

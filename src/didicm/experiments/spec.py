@@ -16,7 +16,7 @@ from didicm.classifier import Sampler
 from didicm.data import Corruptions
 from didicm.errors import UserError, did_you_mean
 from didicm.settings import TrainConfig, load_recipe
-from didicm.values import Few, Fraction, Pixels, Range, Settings, flatten, override
+from didicm.values import Amount, Few, Pixels, Range, Settings, flatten, override
 
 # How the table is laid out: methods by condition; as in the paper, over levels of uncertainty, model sizes or
 # sampling steps; or one column per metric.
@@ -35,12 +35,17 @@ class Condition(Settings):
     """How much the images tell."""
 
     resolution: Pixels | None = None  # pixels that the network sees; None for the recipe's size
-    fraction: Fraction = 1.0  # of the training images
+    fraction: Amount = 1.0  # of the training images, or images per class
     corruption: str | None = None  # of training and test images, such as noise:3
 
     def __str__(self) -> str:
-        parts = [f"{self.resolution} px" if self.resolution else "", f"{100 * self.fraction:g} % of the images"]
-        return ", ".join(filter(None, [*parts, self.corruption]))
+        part = (
+            f"{100 * self.fraction:g} % of the images"
+            if self.fraction <= 1
+            else f"{self.fraction} images per class"
+        )
+        size = f"{self.resolution} px" if self.resolution else ""
+        return ", ".join(filter(None, [size, part, self.corruption]))
 
     @property
     def settings(self) -> dict[str, Any]:

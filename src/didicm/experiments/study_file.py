@@ -11,7 +11,7 @@ from didicm.errors import UserError, did_you_mean
 from didicm.experiments.spec import PUBLISHED, STUDIES, Condition, Method, SamplerSpec, Study
 from didicm.files import read_yaml
 from didicm.settings import load_recipe
-from didicm.values import coerce, override
+from didicm.values import Amount, coerce, override
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ def _make(cls: type[T], values: Mapping[str, Any]) -> T:
 def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
     """Every combination, in the order of the paper's columns: fractions, and in them resolutions."""
     resolutions = coerce(axes.get("resolutions", [None]), tuple[int | None, ...], "resolutions")
-    fractions = coerce(axes.get("fractions", [1.0]), tuple[float, ...], "fractions")
+    fractions = coerce(axes.get("fractions", [1.0]), tuple[Amount, ...], "fractions")
     corruptions = coerce(axes.get("corruptions", ["none"]), tuple[str, ...], "corruptions")
     return [
         {"resolution": r, "fraction": f, "corruption": None if c == "none" else c}

@@ -112,7 +112,8 @@ def column_name(column: Column) -> str:
     if not isinstance(column, Condition):
         return str(column)
     size = f"{column.resolution} px" if column.resolution else ""
-    return ", ".join(filter(None, [f"{100 * column.fraction:g} %", size, column.corruption]))
+    part = f"{100 * column.fraction:g} %" if column.fraction <= 1 else f"{column.fraction} per class"
+    return ", ".join(filter(None, [part, size, column.corruption]))
 
 
 def _place(study: Study, row: Row, several: bool) -> tuple[str, Column]:

@@ -139,6 +139,8 @@ def check_optimizer(config: TrainConfig) -> None:
         raise UserError(
             f"optimizer.name {config.optimizer.name!r} is none of timm's optimisers: {did_you_mean(name, known)}"
         )
+    if config.optimizer.scale_lr and config.fraction > 1:
+        raise UserError("optimizer.scale_lr needs fraction as a part of the images, not as a number of them")
     if config.optimizer.ema is not None and is_sharded(config.run):
         raise UserError("optimizer.ema does not go with fsdp, which splits the weights: leave one of them out")
 

@@ -59,10 +59,18 @@ def test_many_small_classes_still_give_a_validation_split(classes, each, seed):
     assert len(val) == min(max(1, int(0.1 * len(labels) + 0.5)), classes * (each - 1))
 
 
+@given(st.integers(2, 9), st.integers(2, 9), seeds)
+def test_a_whole_number_is_so_many_images_per_class(few, more, seed):
+    labels = np.repeat(np.arange(3), [4, 8, 12])
+    small, large = subset(labels, min(few, more), seed), subset(labels, max(few, more), seed)
+    assert np.bincount(labels[small]).tolist() == [min(few, more, size) for size in (4, 8, 12)]
+    assert set(small) <= set(large)
+
+
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.01, float("nan")])
 def test_impossible_fractions(fraction):
     with pytest.raises(DataError, match="fraction"):
-        subset(np.zeros(3), fraction, 0)
+        subset(np.zeros(3, dtype=int), fraction, 0)
     with pytest.raises(DataError, match="fraction"):
         stratified_split(np.zeros(3), fraction, 0)
 

@@ -1,0 +1,128 @@
+"""scikit-learn's logistic regression on the frozen features of a study's runs, as one more method of its results.
+
+python -m benchmarks.logistic_regression studies/finetune-cpu
+
+It sees the images that the study's frozen linear layer sees, without augmentation; its regularisation is chosen by
+cross-validation on the training images, and its temperature on the held-out ones, as for every method.
+"""
+
+import re
+import sys
+import time
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from didicm.data import ImageSet, make_loader
+from didicm.evaluation.calibration import apply_temperature, fit_temperature
+from didicm.evaluation.metrics import evaluate_probs
+from didicm.experiments.execute import prepare
+from didicm.experiments.measure import PRIOR
+from didicm.experiments.results import Measurement, RunResult, append_result, read_plan, read_results, write_plan
+from didicm.experiments.spec import ONE_CALL, Method, Run
+from didicm.models import cost
+from didicm.training.build import RunComponents
+
+METHOD = Method("logistic regression", "frozen", settings={"method": "standard"})
+STRENGTHS = np.logspace(-6, 1, 15)  # inverse, of the regularisation
+
+
+def add_logistic_regression(folder: Path) -> None:
+    """Fit and measure one for every run of the frozen linear layer, and add them to the study's results."""
+    plan = read_plan(folder)
+    assert plan is not None, f"{folder} holds no study"
+    label = next(str(m) for m in plan.study.methods if m.baseline and m.settings.get("model_args.frozen"))
+    done = {result.key for result in read_results(folder)}
+    settings = {key: value for key, value in plan.settings.items() if key.startswith(f"{label}, ")}
+    made: dict[str, str] = {}
+    for run in plan.study.runs(plan.data, plan.study.seeds, {"model_args": _weights(settings)}):
+        if str(run.method) == label and run.key in plan.runs:
+            made[key := re.sub("^[a-z]+", "sklearn", run.key)] = str(METHOD)
+            if key not in done:
+                append_result(folder, replace(_fit(run), key=key))
+                print(run, flush=True)
+    methods = dict.fromkeys((*plan.study.methods, METHOD))
+    write_plan(
+        folder, replace(plan, study=replace(plan.study, methods=tuple(methods)), runs={**plan.runs, **made})
+    )
+
+
+def _weights(settings: dict[str, dict[str, object]]) -> dict[str, object]:
+    """Where the study that was run had its weights from."""
+    arguments = next(iter(settings.values()))["model_args"]
+    return {"weights": arguments["weights"]} if "weights" in arguments else {}
+
+
+def _fit(run: Run) -> RunResult:
+    components, test = prepare(replace(run, config=replace(run.config, out="")))
+    begun = time.monotonic()
+    train, train_labels = _features(components, components.train)
+    regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
+    folds = min(5, int(np.bincount(train_labels).min()))
+    search = GridSearchCV(regression, {"logisticregression__C": STRENGTHS}, scoring="neg_log_loss", cv=folds)
+    search.fit(train.numpy(), train_labels.numpy())
+    seconds = time.monotonic() - begun
+
+    def ask(features: Tensor) -> Tensor:
+        return torch.from_numpy(search.predict_proba(features.numpy())).float()
+
+    held, held_labels = _features(components, components.val)
+    tested, test_labels = _test_features(run.config.data, components, test)
+    temperature = fit_temperature(ask(held), held_labels, PRIOR).value
+    probs, price = ask(tested), cost(components.classifier.model, components.eval_transform.size)
+    measurement = Measurement(
+        sampler=ONE_CALL,
+        group=ONE_CALL,
+        settings={},
+        calls=1,
+        multiply_adds=price.total(1),
+        metrics=evaluate_probs(probs, test_labels),
+        temperature=temperature,
+        scaled_metrics=evaluate_probs(apply_temperature(probs, temperature), test_labels),
+    )
+    return RunResult(
+        key=run.key,
+        method=str(METHOD),
+        condition=run.condition,
+        seed=run.seed,
+        num_train=len(components.train),
+        num_held_out=len(components.val),
+        num_test=len(test_labels),
+        num_classes=len(components.class_names),
+        parameters=price.parameters,
+        train_seconds=seconds,
+        measurements=(measurement,),
+        versions={package: version(package) for package in ("didicm", "torch", "timm", "scikit-learn")},
+    )
+
+
+_KEPT: dict[str, tuple[Tensor, Tensor]] = {}
+
+
+def _test_features(data: str, components: RunComponents, test: ImageSet) -> tuple[Tensor, Tensor]:
+    """The same for all runs: their backbones are the same, and so are the test images."""
+    if data not in _KEPT:
+        _KEPT[data] = _features(components, test)
+    return _KEPT[data]
+
+
+@torch.no_grad()
+def _features(components: RunComponents, images: ImageSet) -> tuple[Tensor, Tensor]:
+    """Features (N, D) and labels (N,)."""
+    network = components.classifier.model.eval()
+    loader = make_loader(images, components.eval_transform, 100, train=False, seed=0)
+    found = [(network.embed(image), label) for image, label in loader]
+    features, labels = zip(*found, strict=True)
+    return torch.cat(features), torch.cat(labels)
+
+
+if __name__ == "__main__":
+    add_logistic_regression(Path(sys.argv[1]))
