@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.measure import Result
 
-SUITES = ["diffusion", "networks", "exported", "loading", "training"]
+SUITES = ["diffusion", "networks", "exported", "loading", "training", "bulk"]
 ALONE = ["load"]  # wants the machine for itself: only when named
 FOLDER = Path(__file__).parent / "results"
 

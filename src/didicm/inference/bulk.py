@@ -128,14 +128,12 @@ class BulkJob:
             yield Tally(len(rows), unreadable, int(rows.nfe.sum()))
 
     def _batches(self, predictor: Predictor, numbers: Sequence[int]) -> Iterator["Batch"]:
-        workers = min(
-            self.settings.workers, len(numbers) * -(-self.settings.part_size // self.settings.batch_size)
-        )
+        batches_per_part = -(-self.settings.part_size // self.settings.batch_size)
         loader: DataLoader[Batch] = DataLoader(
             Decoder(predictor.model.transform),
             batch_size=None,
             sampler=_Work(self.listing, numbers, self.settings.batch_size),
-            num_workers=workers,
+            num_workers=min(self.settings.workers, len(numbers) * batches_per_part),
             collate_fn=_as_it_is,
             worker_init_fn=obey_parent_alone,
             pin_memory=predictor.model.device.type == "cuda",

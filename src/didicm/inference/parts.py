@@ -54,7 +54,7 @@ class Parts:
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Store what the parts belong to, or check that those that are there belong to the same."""
-        plan = dict(plan)
+        plan = {**plan, "rows": self.format}
         if self.single:
             plan["shard"] = "{}/{}".format(*self.shard)
         path = self.folder / PLAN

@@ -145,6 +145,7 @@ def test_what_would_mix_two_things_is_refused_in_a_sentence(predictor, model, ph
         ({"images": photos[1:]}, r"begun with other settings \(images\)"),
         ({"settings": replace(SMALL, top=1)}, r"begun with other settings \(top\)"),
         ({"settings": replace(SMALL, part_size=7)}, r"\(images, part size\)|\(part size\)"),
+        ({"format": "csv"}, r"begun with other settings \(rows\)"),
         ({"model": Predictor.load(model, steps=2)}, r"begun with other settings \(sampler\)"),
         ({"model": Predictor.load(model, size=16)}, r"begun with other settings \(transform\)"),
     ):
@@ -201,8 +202,8 @@ def test_an_early_stop_shows_in_every_row(model, photos, tmp_path):
 
 
 def test_a_compiled_network_sees_batches_of_one_size(predictor, photos, tmp_path, monkeypatch):
-    shapes, posteriors = [], predictor.posteriors
-    monkeypatch.setattr(predictor, "posteriors", lambda image: shapes.append(len(image)) or posteriors(image))
+    shapes, answers = [], predictor.answers
+    monkeypatch.setattr(predictor, "answers", lambda image: shapes.append(len(image)) or answers(image))
     monkeypatch.setattr(predictor, "compiled", True)
     predict(predictor, photos, tmp_path / "x.jsonl", settings=SMALL)
     assert set(shapes) == {4}
