@@ -114,6 +114,10 @@ class TrainConfig(Settings):
 
     Args:
         data: where the images are: a folder, hf://..., wds://..., timm://..., fashion-mini
+        labels: a table of what the images of a folder show (CSV or parquet): columns path and label, or path and
+            the votes for each class; optionally split and group
+        group_by: a column, or a regular expression for the names of images, that tells the patient, camera or
+            sequence of an image; each is kept on one side of every split
         out: the run's directory
         method: a diffusion classifier, or the standard classifier on the same trunk
         model: see `didicm models`
@@ -131,6 +135,8 @@ class TrainConfig(Settings):
     """
 
     data: str = ""
+    labels: str | None = None
+    group_by: str | None = None
     out: str = ""
     method: Literal["diffusion", "standard"] = "diffusion"
     model: str = "didirn18"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -42,7 +43,9 @@ def main(argv: list[str]) -> int:
     check_replaceable(Path(model.place) / CALIBRATION, is_calibration, "", force=options.force)
     hint_corruption(model, options.corruption, console)
     with options.loading(console) as loading:
-        made = calibrate(model, options.data, alpha=options.alpha, fraction=options.fraction, **loading)
+        asked: dict[str, Any] = {"labels": options.labels, "group_by": options.group_by}
+        asked |= {"alpha": options.alpha, "fraction": options.fraction}
+        made = calibrate(model, options.data, **asked, **loading)
     show(made.calibration, made.images, made.notes, console)
     console.print(f"temperature and thresholds: {made.path}; didicm evaluate and predict use it from now on")
     return 0

@@ -24,6 +24,8 @@ class StudyOptions:
     """Options that all grids of trainings share.
 
     Args:
+        labels: a table of what the images of a folder show, as for didicm train
+        group_by: a column or a regular expression, as for didicm train: no split parts a patient's images
         set: any setting of didicm train, for all trainings, as in --set batch_size=32
         report_only: make tables, figures and report again
         jobs: trainings at the same time
@@ -33,6 +35,8 @@ class StudyOptions:
         cluster: what each job asks of the cluster, as in --cluster slurm_partition=gpu, or of Ray: num_cpus=4
     """
 
+    labels: str | None = None
+    group_by: str | None = None
     set: Mapping[str, Any] = field(default_factory=dict)
     report_only: bool = False
     jobs: Few = 1
@@ -43,7 +47,9 @@ class StudyOptions:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of all trainings."""
-        return {**self.set, "run.devices": self.devices}
+        named = {"labels": self.labels, "group_by": self.group_by}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {**self.set, **given, "run.devices": self.devices}
 
     @property
     def execution(self) -> dict[str, Any]:

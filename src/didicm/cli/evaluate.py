@@ -71,6 +71,7 @@ def main(argv: list[str]) -> int:
     hint_corruption(model, options.corruption, console)
     with options.loading(console) as loading:
         asked: dict[str, Any] = {"split": options.split, "calibrated": options.calibration, "bins": options.bins}
+        asked |= {"labels": options.labels, "group_by": options.group_by}
         result = evaluate(model, options.data, **asked, **loading)
     left_out, count = len(result.skipped), len(result.labels) + len(result.skipped)
     console.print(f"{count} images: {result.images}; {result.note}", highlight=False)

@@ -65,6 +65,8 @@ class LabelledOptions(AskOptions):
     Args:
         data: where the images are, as for didicm train
         split: val or train; by default val, or all images if there is none
+        labels: a table of what the images of a folder show, as for didicm train; by default that of the training
+        group_by: a column or a regular expression, as for didicm train; by default that of the training
         corruption: applied to the images first: noise:3, blur:2+jpeg:4, ...
         workers: processes that decode images
         seed: of corruption, splits and intervals
@@ -72,6 +74,8 @@ class LabelledOptions(AskOptions):
 
     data: str = field(kw_only=True)
     split: Literal["val", "train"] | None = None
+    labels: str | None = None
+    group_by: str | None = None
     corruption: str | None = None
     workers: Workers = WORKERS
     seed: Count = 0

@@ -17,6 +17,8 @@ class FeatureSet(ImageSet):
         self.unreadable = [images.name(int(i)) for i in np.flatnonzero(~readable)]
         self._images, self._features, self._rows = images, features, np.flatnonzero(readable)
         self.labels, self.class_names, self.channels = images.labels[readable], images.class_names, images.channels
+        self.targets = None if images.targets is None else images.targets[readable]
+        self.groups = None if images.groups is None else images.groups[readable]
 
     def name(self, i: int) -> str:
         return self._images.name(int(self._rows[i]))

@@ -1,6 +1,7 @@
 """Hugging Face data sets: local parquet files, a saved data set, or a name on the hub."""
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,19 +13,21 @@ from PIL import Image
 from didicm.data.decode import open_image
 from didicm.data.folder import by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels
-from didicm.errors import reason
+from didicm.errors import did_you_mean, reason
 
 
 class HubSet(ImageSet):
     """One split of a data set with an image and a label column."""
 
-    def __init__(self, rows: Any, origin: str) -> None:
+    def __init__(self, rows: Any, origin: str, label: str | None = None) -> None:
         datasets = import_module("datasets")
         self._image = _column(rows, origin, ("image", "img"), datasets.Image)
-        label = _column(rows, origin, ("label", "labels"), datasets.ClassLabel)
+        if label is not None and label not in rows.features:
+            raise DataError(f"{origin} has no column {label!r}: {did_you_mean(label, rows.features)}")
+        label = label or _column(rows, origin, ("label", "labels"), datasets.ClassLabel)
         # Left encoded: we decode the bytes ourselves, as from any other source.
         self._rows = rows.cast_column(self._image, datasets.Image(decode=False)).select_columns(self._image)
-        self._origin = origin
+        self._all, self._origin = rows, origin
         values = rows.with_format("numpy", columns=[label])[label][:]
         feature = rows.features[label]
         if isinstance(feature, datasets.ClassLabel):
@@ -36,6 +39,9 @@ class HubSet(ImageSet):
 
     def name(self, i: int) -> str:
         return f"{self._origin}[{i}]"
+
+    def column(self, name: str) -> Sequence[Any] | None:
+        return list(self._all.select_columns(name)[name]) if name in self._all.features else None
 
     def original(self, i: int) -> Image.Image:
         cell = self._rows[int(i)][self._image]
@@ -52,6 +58,10 @@ def open_hub(name: str) -> tuple[ImageSet, ImageSet | None]:
         raise DataError("hf:// needs the package datasets; install it with: pip install datasets") from None
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
+    name, _, query = name.partition("?")
+    if query and not query.startswith("label="):
+        raise DataError(f"hf://{name}?{query}: what follows the question mark must be label=COLUMN")
+    label = query.removeprefix("label=") or None
     uri = f"hf://{name}"
     path = Path(name).expanduser()
     if path.exists():
@@ -68,7 +78,8 @@ def open_hub(name: str) -> tuple[ImageSet, ImageSet | None]:
     train, val = find_splits(splits)
     if train is None:
         raise DataError(f"{uri} has no train split, only {', '.join(map(str, splits))}; name its file instead")
-    return HubSet(splits[train], f"{uri}/{train}"), HubSet(splits[val], f"{uri}/{val}") if val else None
+    opened = [HubSet(splits[split], f"{uri}/{split}", label) for split in (train, val) if split]
+    return opened[0], opened[1] if val else None
 
 
 def _load_local(datasets: ModuleType, path: Path, uri: str) -> Any:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -34,9 +34,18 @@ class ImageSet(ABC):
     labels: np.ndarray  # (N,), int64
     class_names: list[str]
     channels: int = 3  # 1 or 3: what `load` returns
+    targets: np.ndarray | None = None  # (N, K), float32: distributions to train on, where raters disagree
+    groups: np.ndarray | None = None  # (N,), text: images of one group stay on one side of every split
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def class_counts(self) -> np.ndarray:
+        """Images of each class, (K,); where raters disagree, the sum of their shares."""
+        if self.targets is not None:
+            return np.asarray(self.targets.sum(axis=0, dtype=np.float64))
+        return np.bincount(self.labels, minlength=len(self.class_names))
 
     @abstractmethod
     def name(self, i: int) -> str:
@@ -66,6 +75,10 @@ class ImageSet(ABC):
         images.channels = check_channels(channels)
         return images
 
+    def column(self, name: str) -> Sequence[Any] | None:
+        """Values (N,) of another column that the source has beside images and labels; None if there is no such."""
+        return None
+
     def select(self, indices: np.ndarray) -> "ImageSet":
         """Keep some images, in the order given."""
         return _Selection(self, indices)
@@ -75,9 +88,15 @@ class _Selection(ImageSet):
     def __init__(self, base: ImageSet, indices: np.ndarray) -> None:
         self._base, self._indices = base, indices
         self.labels, self.class_names, self.channels = base.labels[indices], base.class_names, base.channels
+        self.targets = None if base.targets is None else base.targets[indices]
+        self.groups = None if base.groups is None else base.groups[indices]
 
     def name(self, i: int) -> str:
         return self._base.name(self._indices[i])
+
+    def column(self, name: str) -> Sequence[Any] | None:
+        values = self._base.column(name)
+        return None if values is None else [values[i] for i in self._indices]
 
     def original(self, i: int) -> Image.Image:
         return self._base.original(self._indices[i])
@@ -102,6 +121,8 @@ class ArraySet(ImageSet):
         self.class_names = list(class_names)
         self.channels = check_channels(channels)
         self._origin = origin
+        if isinstance(origin, ImageSet):
+            self.targets, self.groups = origin.targets, origin.groups
 
     def name(self, i: int) -> str:
         return f"{self._origin}[{i}]" if isinstance(self._origin, str) else self._origin.name(i)
@@ -186,7 +207,8 @@ def names_and_labels(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
 def relabel(images: ImageSet, model_classes: Sequence[str]) -> ImageSet:
     """Number labels as a model with `model_classes` does; a class with images that it lacks is an error."""
     index = {normalise(name): k for k, name in enumerate(model_classes)}
-    present = [images.class_names[k] for k in np.unique(images.labels)]
+    used = np.flatnonzero(images.class_counts)
+    present = [images.class_names[k] for k in used]
     unknown = [repr(name) for name in present if normalise(name) not in index]
     if unknown:
         known = some([repr(name) for name in model_classes])
@@ -196,6 +218,9 @@ def relabel(images: ImageSet, model_classes: Sequence[str]) -> ImageSet:
     table = np.array([index.get(normalise(name), -1) for name in images.class_names], dtype=np.int64)
     same = images.select(np.arange(len(images)))
     same.labels, same.class_names = table[images.labels], list(model_classes)
+    if images.targets is not None:
+        same.targets = np.zeros((len(images), len(index)), dtype=np.float32)
+        same.targets[:, table[used]] = images.targets[:, used]
     return same
 
 

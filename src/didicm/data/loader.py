@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     """What a worker hands over; it never raises for bad images, as that would lose the message."""
 
     image: Tensor  # (B, C, H, W), uint8 unless finished; or stored features (B, D)
-    label: Tensor  # (B,), int64
+    label: Tensor  # (B,), int64; in training, if raters disagree, (B, K): their distributions
     shown: Tensor  # (B,), which images these are
     key: np.ndarray  # (B,), one per image, for what is random in finishing
     skipped: list[Skipped]
@@ -61,6 +61,8 @@ class Batches(Dataset[Batch]):
 
     def __post_init__(self) -> None:
         self.labels = self.images.labels
+        targets = self.images.targets if self.train else None
+        self.targets = torch.from_numpy(self.labels if targets is None else targets)
         whole, rest = divmod(len(self.images), self.batch_size * self.world_size)
         # Training drops what does not fill a batch, but has at least one.
         self.count = max(1, whole) if self.train else whole + (rest > self.rank)
@@ -83,7 +85,8 @@ class Batches(Dataset[Batch]):
         skipped: list[Skipped] = []
         if isinstance(self.images, FeatureSet):
             features = torch.from_numpy(self.images.features(index, epoch + draw if self.train else 0))
-            return Batch(features, torch.from_numpy(self.labels[index]), torch.from_numpy(index), key, skipped)
+            which = torch.from_numpy(index)
+            return Batch(features, self.targets[which], which, key, skipped)
         if self.stacked is not None:
             which = torch.from_numpy(index)
             image = self.stacked[which]
@@ -91,7 +94,7 @@ class Batches(Dataset[Batch]):
             image, which, key = self._decode(index, key, skipped)
         if self.finish and len(which):
             image = self.transform.finish(image, key)
-        return Batch(image, torch.from_numpy(self.labels)[which], which, key, skipped)
+        return Batch(image, self.targets[which], which, key, skipped)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Which image is shown at each place of an epoch, and how often it was before; kept for the next batch."""
@@ -138,7 +141,7 @@ class Batches(Dataset[Batch]):
 
 
 class Loader:
-    """An epoch of batches (image, label): (B, C, H, W) float32, normalised, and (B,) int64.
+    """An epoch of batches (image, label): (B, C, H, W) float32, normalised, and (B,) int64 or a target (B, K).
 
     Of images with stored features it is the features, (B, D).
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from didicm.data.groups import split_groups
 from didicm.data.images import DataError
 from didicm.diffusion.random import GAMMA, mix
 
@@ -59,15 +60,19 @@ def subset(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     return _join([members[: max(1, int(fraction * len(members) + 0.5))] for members in classes])
 
 
-def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def stratified_split(
+    labels: np.ndarray, fraction: float, seed: int, groups: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Sorted indices of a training part and a held-out part with nearly the same share of every class.
 
     Every class keeps at least one training image, so a class of one goes to training. The held-out part has
     the wanted size overall: where classes are so small that their shares round to nothing, some of them
-    (chosen by the seed) give one image and others none.
+    (chosen by the seed) give one image and others none. Images of one of `groups` (N,) stay together.
     """
     if not 0 < fraction < 1:
         raise DataError(f"the fraction held out must lie in (0, 1), got {fraction}")
+    if groups is not None:
+        return split_groups(labels, groups, fraction, seed)
     classes = _shuffled_classes(labels, seed)
     sizes = np.array([len(members) for members in classes], dtype=np.int64)
     held = np.minimum(np.floor(fraction * sizes).astype(np.int64), sizes - 1)

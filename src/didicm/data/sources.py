@@ -1,7 +1,8 @@
 """From a URI to labelled images.
 
 path/to/folder     class subfolders, or `train/` and `val/` (or validation, test, eval) with class subfolders
-hf://NAME          a parquet file, a folder of them, or a data set on the Hugging Face hub
+hf://NAME          a parquet file, a folder of them, or a data set on the Hugging Face hub; `?label=NAME` says
+                   which column holds the labels
 wds://PATTERN      WebDataset shards: `shards/train-{000..009}.tar`, a glob, or a folder of shards
 timm://NAME[:ROOT] whatever timm opens with random access: `timm://torch/cifar10:/data`, a tar file, ...
 fashion-mini       3,000 small images that ship with this package
@@ -16,9 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from didicm.data.folder import FolderSet, open_folder
+from didicm.data.groups import check_groups, find_groups
 from didicm.data.hf import open_hub
 from didicm.data.images import ArraySet, DataError, ImageSet, relabel, some
 from didicm.data.randomness import stratified_split
+from didicm.data.table import GROUP, open_table
 from didicm.data.timm_reader import open_reader
 from didicm.data.transforms import EvalTransform, Interpolation
 from didicm.data.webdataset import open_shards
@@ -47,27 +50,49 @@ class Data:
         return replace(self, train=self.train.with_channels(channels), val=val)
 
 
-def open_data(uri: str, *, channels: int = 3, strict: bool = True, index: Path | None = None) -> Data:
+def open_data(
+    uri: str,
+    *,
+    labels: str | None = None,
+    group_by: str | None = None,
+    channels: int = 3,
+    strict: bool = True,
+    index: Path | None = None,
+) -> Data:
     """Open the images that `uri` names, as described at the top of this file.
 
-    Every image is converted to 1 (grey) or 3 (RGB) `channels`. `strict` refuses classes without images and
-    sets with a single class; the doctor looks at those too. The listing of a large folder is read from the
-    folder `index` where another process kept it there (`index.keep_listings`) and nothing has changed since.
+    `labels` is a table of what the images of a folder show (`table.open_table`), `group_by` a column or a regular
+    expression that tells which images stay on one side of every split (`groups.find_groups`); a table's column
+    `group` does so by itself. Every image is converted to 1 (grey) or 3 (RGB) `channels`. `strict` refuses classes
+    without images, sets with a single class and splits that share groups; the doctor looks at those too. The
+    listing of a large folder is read from the folder `index` where another process kept it there
+    (`index.keep_listings`) and nothing has changed since.
     """
     scheme, colon, rest = uri.partition(":")
-    if uri == "fashion-mini":
+    folder = rest.removeprefix("//") if scheme == "folder" and colon else uri
+    if labels is not None:
+        if uri == "fashion-mini" or (colon and scheme in OPENERS):
+            raise DataError(f"{uri} has its own labels; a table of labels goes with a folder of images")
+        train, val = open_table(folder, labels, group_by)
+        group_by = group_by or (GROUP if train.column(GROUP) is not None else None)
+    elif uri == "fashion-mini":
         train, val = _open_fashion_mini()
     elif colon and scheme in OPENERS:
         train, val = OPENERS[scheme](rest.removeprefix("//"))
     else:
-        train, val = open_folder(rest.removeprefix("//") if scheme == "folder" and colon else uri, index)
+        train, val = open_folder(folder, index)
+    if group_by is not None:
+        for images in filter(None, (train, val)):
+            images.groups = find_groups(images, group_by)
     if val is not None and val.class_names != train.class_names:
         try:
             val = relabel(val, train.class_names)
         except DataError as error:
             raise DataError(f"the validation split of {uri} does not fit its training split: {error}") from None
     if strict:
-        _check(train, uri)
+        # Sources of other kinds may list classes that they do not use.
+        _check(train, uri, all_used=labels is not None or isinstance(train, FolderSet))
+        check_groups(train, val, uri)
     return Data(uri, train, val).with_channels(channels)
 
 
@@ -75,7 +100,12 @@ def hold_out(data: Data, fraction: float, seed: int) -> Data:
     """Cut a stratified validation split from the training images, unless there is one."""
     if data.val is not None:
         return data
-    train, val = stratified_split(data.train.labels, fraction, seed)
+    train, val = stratified_split(data.train.labels, fraction, seed, data.train.groups)
+    if not len(val) and data.train.groups is not None:
+        raise DataError(
+            "no group can be held out, as every group has all training images of some class; add groups or a "
+            "validation split"
+        )
     if not len(val):
         raise DataError("every class has a single image, none can be held out; add images or a validation split")
     return replace(data, train=data.train.select(train), val=data.train.select(val))
@@ -108,12 +138,11 @@ def _open_fashion_mini() -> tuple[ImageSet, ImageSet | None]:
         )
 
 
-def _check(train: ImageSet, uri: str) -> None:
+def _check(train: ImageSet, uri: str, *, all_used: bool) -> None:
     if not len(train):
         raise DataError(f"{uri} holds no images; check the address")
     if len(train.class_names) < 2:
         raise DataError(f"{uri} has a single class ({train.class_names[0]}); a classifier needs at least two")
-    counts = np.bincount(train.labels, minlength=len(train.class_names))
-    empty = [train.class_names[k] for k in np.flatnonzero(counts == 0)]
-    if empty and isinstance(train, FolderSet):  # others may list classes that they do not use
+    empty = [train.class_names[k] for k in np.flatnonzero(train.class_counts == 0)]
+    if empty and all_used:
         raise DataError(f"{uri} has no training images of class {some(empty)}; add images or remove the class")

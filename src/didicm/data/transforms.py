@@ -217,23 +217,28 @@ class Mixer:
         if augment.mixup or augment.cutmix:
             from timm.data.mixup import Mixup
 
+            # It is told of two classes, the halves of a batch, and so tells us the shares of their images.
             self._mixup = Mixup(  # type: ignore[no-untyped-call]
-                augment.mixup, augment.cutmix, label_smoothing=augment.label_smoothing, num_classes=num_classes
+                augment.mixup, augment.cutmix, label_smoothing=0.0, num_classes=2
             )
 
     def __call__(self, image: Tensor, label: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Mix images (B, C, H, W) and labels (B,); returns targets (B, K) with the smoothing in them.
+        """Mix images (B, C, H, W) and labels (B,) or distributions (B, K); returns targets (B, K), smoothed.
 
         May change `image` in place, as timm does.
         """
+        target = target_distribution(label, self._num_classes, self._smoothing)
         if self._mixup is None:
-            return image, target_distribution(label, self._num_classes, self._smoothing)
+            return image, target
         count = len(label)
         if count % 2:  # timm mixes pairs, first with last: give the odd one itself
-            image, label = torch.cat([image, image[-1:]]), torch.cat([label, label[-1:]])
+            image, target = torch.cat([image, image[-1:]]), torch.cat([target, target[-1:]])
+        half = (torch.arange(len(target), device=image.device) >= len(target) // 2).long()
         with preserved():  # timm draws from numpy's global generator
             np.random.seed(int(keys(*self._seed, step)) % 2**32)
-            image, target = self._mixup(image, label)
+            image, shares = self._mixup(image, half)
+        share = shares.gather(1, half[:, None])
+        target = share * target + (1 - share) * target.flip(0)
         return image[:count], target[:count]
 
 
@@ -243,8 +248,9 @@ def to_tensor(images: Iterable[Image.Image | np.ndarray]) -> Tensor:
 
 
 def target_distribution(label: Tensor, num_classes: int, smoothing: float = 0.0) -> Tensor:
-    """Labels (B,) as distributions (B, K): `smoothing` is spread evenly over all classes."""
-    return F.one_hot(label, num_classes).float() * (1 - smoothing) + smoothing / num_classes
+    """Labels (B,) as distributions (B, K), or such: `smoothing` is spread evenly over all classes."""
+    target = label if label.ndim == 2 else F.one_hot(label, num_classes).float()
+    return target * (1 - smoothing) + smoothing / num_classes
 
 
 def _shift_and_flip(images: Tensor, draws: np.ndarray, pad: int, hflip: float) -> Tensor:

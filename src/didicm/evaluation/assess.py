@@ -55,6 +55,8 @@ def evaluate(
     data: str,
     *,
     split: str | None = None,
+    labels: str | None = None,
+    group_by: str | None = None,
     calibrated: bool = True,
     bins: int = BINS,
     seed: int = 0,
@@ -66,30 +68,32 @@ def evaluate(
         model: a run, a model directory, `hf://owner/name`, or an opened model.
         data: where the images are.
         split: val or train; by default val, or all images if there is none.
+        labels: a table of what the images of a folder show, as for `open_data`; by default that of the training.
+        group_by: which images stay together in a split, likewise.
         calibrated: apply the calibration stored with the model, if it fits.
         bins: of the calibration errors.
         seed: of corruption and intervals.
         loading: corruption, batch_size, workers and progress, as for `run.evaluate`.
     """
     model = model if isinstance(model, StoredModel) else open_model(model)
-    images, described = model.images(data, split)
+    images, described = model.images(data, split, labels, group_by)
     calibration, note = None, "calibration left out"
     if calibrated:
         calibration, note = find_calibration(model.place, model.posterior)
     found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, seed=seed, **loading)
-    probs, labels = found.probs[""], found.labels
+    probs, truth = found.probs[""], found.labels
     if calibration is not None:
         probs = apply_temperature(probs, calibration.temperature)
     rules = calibration.conformal if calibration is not None else {}
     sets = {name: (rule, rule.sets(probs)) for name, rule in rules.items()}
     return ModelEvaluation(
-        metrics=evaluate_probs(probs, labels, bins=bins),
-        intervals=bootstrap(probs, labels, seed=seed, bins=bins),
+        metrics=evaluate_probs(probs, truth, bins=bins),
+        intervals=bootstrap(probs, truth, seed=seed, bins=bins),
         conformal={
-            name: {"target": 1 - rule.alpha, "coverage": coverage(inside, labels), "mean_size": mean_size(inside)}
+            name: {"target": 1 - rule.alpha, "coverage": coverage(inside, truth), "mean_size": mean_size(inside)}
             for name, (rule, inside) in sets.items()
         },
-        classes=per_class(probs, labels, model.class_names),
+        classes=per_class(probs, truth, model.class_names),
         nfe=found.nfe[""],
         multiply_adds=cost(model.classifier.model, model.transform.size).total(found.nfe[""]),
         images_per_second=found.images_per_second[""],
@@ -98,7 +102,7 @@ def evaluate(
         calibration=calibration,
         note=note,
         probs=probs,
-        labels=labels,
+        labels=truth,
         class_names=model.class_names,
         image_names=found.image_names,
     )
@@ -118,6 +122,8 @@ def calibrate(
     model: str | Path | StoredModel,
     data: str,
     *,
+    labels: str | None = None,
+    group_by: str | None = None,
     alpha: float = 0.1,
     fraction: float = 0.5,
     seed: int = 0,
@@ -131,6 +137,8 @@ def calibrate(
     Args:
         model: a run, a model directory or an opened model; on the hub nothing can be stored.
         data: where the images are; those that the model was trained on are refused.
+        labels: as for `evaluate`.
+        group_by: as for `evaluate`; both parts have groups of their own.
         alpha: share of sets that may miss the true class.
         fraction: of the images to fit on.
         seed: of the split and the corruption.
@@ -141,18 +149,19 @@ def calibrate(
             raise UserError(f"{name} must lie between 0 and 1, got {value}")
     check_storable(model.place if isinstance(model, StoredModel) else model)
     model = model if isinstance(model, StoredModel) else open_model(model)
-    images, described = model.images(data)
+    images, described = model.images(data, labels=labels, group_by=group_by)
     notes = _refuse_training_images(images, data, model)
     if not os.access(model.place, os.W_OK):
         raise UserError(f"{model.place} may not be written to: copy the model to a folder of yours")
     found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, seed=seed, **loading)
-    fit, rest = (torch.from_numpy(part) for part in stratified_split(found.labels.numpy(), 1 - fraction, seed))
+    parts = stratified_split(found.labels.numpy(), 1 - fraction, seed, found.groups)
+    fit, rest = (torch.from_numpy(part) for part in parts)
     if not len(rest):
         raise UserError(f"{len(found.labels)} held-out images are too few to fit on some and check on others")
-    probs, labels = found.probs[""][fit], found.labels[fit]
-    temperature = fit_temperature(probs, labels)
+    probs, truth = found.probs[""][fit], found.labels[fit]
+    temperature = fit_temperature(probs, truth)
     scaled = apply_temperature(probs, temperature.value)
-    rules = {"lac": fit_lac(scaled, labels, alpha), "aps": fit_aps(scaled, labels, alpha)}
+    rules = {"lac": fit_lac(scaled, truth, alpha), "aps": fit_aps(scaled, truth, alpha)}
     check: dict[str, Any] = {"images": len(rest)}
     before = found.probs[""][rest]
     after = apply_temperature(before, temperature.value)
@@ -188,7 +197,13 @@ def _refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> l
         return ["this model does not say what it was trained on; make sure it is not these images"]
     trained = model.training
     try:
-        data = open_data(trained.data, channels=model.transform.channels, strict=False)
+        data = open_data(
+            trained.data,
+            labels=trained.labels,
+            group_by=trained.group_by,
+            channels=model.transform.channels,
+            strict=False,
+        )
         seen_images = hold_out(data, trained.val_fraction, trained.seed).train
     except DataError:
         return [f"the training images {trained.data} are gone; make sure that these are others"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ class Evaluation:
 
     probs: dict[str, Tensor]  # by sampler, (N, K)
     labels: Tensor  # (N,)
+    groups: np.ndarray | None  # (N,), as in `ImageSet`
     image_names: list[str]  # N
     skipped: list[str]  # images that this process could not read, each with the reason
     nfe: dict[str, float]  # by sampler, network calls per image, on average where an early stop saves some
@@ -167,6 +169,7 @@ def evaluate(
     return Evaluation(
         probs=probs,
         labels=torch.as_tensor(images.labels)[index].long(),
+        groups=None if images.groups is None else images.groups[index.numpy()],
         image_names=[images.name(i) for i in index.tolist()],
         skipped=skipped,
         nfe={name: _mean(x[index]) for name, x in calls.items()},

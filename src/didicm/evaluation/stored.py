@@ -12,6 +12,7 @@ import torch
 from didicm.checkpoint import CONFIG, HUB, Checkpoint, load, model_directory
 from didicm.classifier import Classifier, Sampler
 from didicm.data import EvalTransform, ImageSet, hold_out, open_data, relabel
+from didicm.data.groups import find_groups
 from didicm.errors import UserError
 from didicm.settings import TrainConfig, read_yaml
 from didicm.values import Pixels, coerce, override
@@ -71,21 +72,33 @@ class StoredModel:
                     raise UserError(f"{folder / CONFIG_YAML} is damaged ({error}): restore it") from error
         return None
 
-    def images(self, uri: str, split: str | None = None) -> tuple[ImageSet, str]:
-        """Labelled images and a few words on which they are; the training's own split is cut again."""
-        data, trained = open_data(uri, channels=self.transform.channels, strict=False), self.training
-        own = data.val is None and trained is not None and same_place(uri, trained.data)
-        if own and trained is not None:
+    def images(
+        self, uri: str, split: str | None = None, labels: str | None = None, group_by: str | None = None
+    ) -> tuple[ImageSet, str]:
+        """Labelled images and a few words on which they are; the training's own split is cut again.
+
+        The training's own table of labels and groups are those of its data, unless others are given.
+        """
+        trained = self.training
+        if trained is not None and not (same_place(uri, trained.data) and labels in (None, trained.labels)):
+            trained = None  # other images
+        settings = trained or TrainConfig(labels=labels, group_by=group_by)
+        asked: dict[str, Any] = {"labels": settings.labels, "group_by": settings.group_by}
+        data = open_data(uri, **asked, channels=self.transform.channels, strict=False)
+        images, described = data.train, f"all of {uri}"
+        if trained is not None and data.val is None:
             data = hold_out(data, trained.val_fraction, trained.seed)
-        if split == "train":
-            return self._numbered(data.train), f"training split of {uri}"
-        if data.val is not None:
-            return self._numbered(
-                data.val
-            ), f"held out from training on {uri}" if own else f"validation split of {uri}"
-        if split == "val":
+            images, described = data.val or images, f"held out from training on {uri}"
+        elif data.val is not None:
+            images, described = data.val, f"validation split of {uri}"
+        elif split == "val":
             raise UserError(f"--data {uri} has no validation split: leave out --split to use all of its images")
-        return self._numbered(data.train), f"all of {uri}"
+        if split == "train":
+            images, described = data.train, f"training split of {uri}"
+        images = self._numbered(images)
+        if trained is not None and group_by is not None:  # the training's split stays as it is
+            images.groups = find_groups(images, group_by)
+        return images, described
 
     def _numbered(self, images: ImageSet) -> ImageSet:
         """Number the labels as the classifier does, by name; without names, at least the count must agree."""

@@ -99,8 +99,9 @@ def prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageSe
     components = build(run.config, index)
     test = components.val
     if run.held_out:
-        kept, held = stratified_split(components.train.labels, run.held_out, run.config.seed)
-        components = replace(components, train=components.train.select(kept), val=components.train.select(held))
+        train = components.train
+        kept, held = stratified_split(train.labels, run.held_out, run.config.seed, train.groups)
+        components = replace(components, train=train.select(kept), val=train.select(held))
     devices = run.config.run.devices
     check_batches(run.config, components, devices if isinstance(devices, int) else 1)
     return components, test

@@ -26,7 +26,14 @@ STUDIES = Path(__file__).with_name("studies")
 PUBLISHED = "published.yaml"
 MEASURED, PICTURES = "measured", "pictures.safetensors"  # folder of a study, with one per run, and a file in that
 # Settings that came later: at these values a run keeps the key that it had without them.
-LATER = {"sampler.floor": False, "sampler.tolerance": 0.0, "sampler.chunk": None, "feature_views": 8}
+LATER = {
+    "sampler.floor": False,
+    "sampler.tolerance": 0.0,
+    "sampler.chunk": None,
+    "feature_views": 8,
+    "labels": None,
+    "group_by": None,
+}
 ONE_CALL = "1 call"  # name of the sampler that asks the network once
 
 

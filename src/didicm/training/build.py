@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from timm.optim import list_optimizers
 from torch import Tensor, nn
@@ -70,14 +69,16 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
     image = config.image
     if index is None and config.out:
         index = Path(config.out) / INDEX
-    data = open_data(config.data, channels=image.channels or 3, index=index)
+    data = open_data(
+        config.data, labels=config.labels, group_by=config.group_by, channels=image.channels or 3, index=index
+    )
     transform = find_transform(data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation)
     data = hold_out(data.with_channels(transform.channels), config.val_fraction, config.seed)
     assert data.val is not None
     train = data.train.select(subset(data.train.labels, config.fraction, config.seed))
     train_transform = TrainTransform(config.augment, transform)
     train_transform.check()
-    weight, images = None, np.bincount(train.labels, minlength=len(train.class_names))
+    weight, images = None, train.class_counts
     if config.balance == "weights":
         counts = images.clip(min=1)
         weight = torch.tensor(len(train) / (counts * (counts > 0).sum()), dtype=torch.float32)

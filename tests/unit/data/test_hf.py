@@ -117,3 +117,17 @@ def test_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match="pip install datasets"):
         open_data("hf://cifar10")
+
+
+def test_columns_of_labels_and_groups_by_name(tmp_path, table):
+    rows = table(6).add_column("fine_label", list("abcabc")).add_column("site", list("xxyyzz"))
+    rows.to_parquet(tmp_path / "train.parquet")
+    uri = f"hf://{tmp_path / 'train.parquet'}"
+    data = open_data(f"{uri}?label=fine_label", group_by="site")
+    assert data.class_names == ["a", "b", "c"]
+    assert data.train.groups.tolist() == list("xxyyzz")
+    assert open_data(uri).class_names == ["ant", "bee"]
+    with pytest.raises(DataError, match="has no column 'fine_labels': did you mean fine_label"):
+        open_data(f"{uri}?label=fine_labels")
+    with pytest.raises(DataError, match="must be label=COLUMN"):
+        open_data(f"{uri}?split=test")
