@@ -54,10 +54,11 @@ class RunComponents:
         return self.train.class_names
 
 
-def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
+def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True) -> RunComponents:
     """Open the data and make the classifier; a mistake in the settings shows here, before anything is written.
 
-    `index` is the folder that keeps the listing of large data, by default one in the run's own.
+    `index` is the folder that keeps the listing of large data, by default one in the run's own. A run that is not
+    `fresh` has its weights in a stored state, and needs no others.
     """
     if not config.data:
         raise UserError("no data: say where the images are with --data")
@@ -82,7 +83,7 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
     if config.balance == "weights":
         counts = images.clip(min=1)
         weight = torch.tensor(len(train) / (counts * (counts > 0).sum()), dtype=torch.float32)
-    classifier = build_classifier(config, len(train.class_names), transform.channels)
+    classifier = build_classifier(config, len(train.class_names), transform.channels, fresh=fresh)
     if isinstance(classifier.model, Backbone) and any(config.model_args.get(k) for k in ("pretrained", "weights")):
         transform = replace(transform, **classifier.model.normalization)
     keeps_features(config, classifier)  # or say what hinders it
@@ -102,10 +103,11 @@ def build(config: TrainConfig, index: Path | None = None) -> RunComponents:
     )
 
 
-def build_classifier(config: TrainConfig, num_classes: int, channels: int) -> Classifier:
-    """Make the classifier with weights that depend on the seed alone."""
+def build_classifier(config: TrainConfig, num_classes: int, channels: int, *, fresh: bool = True) -> Classifier:
+    """Make the classifier with weights that depend on the seed, and if it is `fresh` on what the settings name."""
     torch.manual_seed(config.seed)
-    arguments = {"num_classes": num_classes, "in_chans": channels, **config.model_args}
+    named = {key: x for key, x in config.model_args.items() if fresh or key not in ("pretrained", "weights")}
+    arguments = {"num_classes": num_classes, "in_chans": channels, **named}
     try:
         if config.method == "standard":
             # The same trunk without what only a score network has.

@@ -73,10 +73,11 @@ def train(
     fabric = make_fabric(config.run)
     fabric.launch()
     tune(fabric.device)
-    run = components or build(config)
+    folder = Path(config.out)
+    run = components or build(config, fresh=not has_state(folder))
     if run.class_weight is not None:
         run = replace(run, class_weight=run.class_weight.to(fabric.device))
-    folder, console = Path(config.out), console or SafeConsole(soft_wrap=True)
+    console = console or SafeConsole(soft_wrap=True)
     with ExitStack() as until_the_end:
         first_alone(fabric, lambda: until_the_end.enter_context(held(folder, HELD)))
         return _train(config, run, fabric, folder, on_step, console)

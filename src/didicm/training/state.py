@@ -85,7 +85,7 @@ class TrainState:
             self.classifier.model = self.ema.module
         elif is_sharded(self.config.run):
             channels = int(trained.in_chans)  # type: ignore[arg-type]
-            whole = build_classifier(self.config, self.classifier.num_classes, channels).model
+            whole = build_classifier(self.config, self.classifier.num_classes, channels, fresh=False).model
             whole.load_state_dict(gather(trained.state_dict()))
             self.classifier.model = whole.to(self.device)
         try:

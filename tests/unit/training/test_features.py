@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from didicm import UserError
 from didicm.data import ArraySet, FeatureSet, make_loader
 from didicm.data.transforms import EvalTransform
+from didicm.training import loop
 from didicm.training.build import build
 from didicm.training.features import FEATURES
 from didicm.training.state import load_state
@@ -49,6 +52,28 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(train, tmp_path, weights_of, 
     before = (tmp_path / "stopped" / FEATURES / "train.npy").stat().st_mtime_ns
     resumed = train("stopped", on_step=lambda done, total: done == 7 and _same_file(tmp_path, before), **views)
     assert_same(weights_of(resumed), weights_of(whole))
+
+
+def test_a_resumed_run_needs_its_first_weights_no_more(
+    tiny_config, tmp_path, make_folder, weights_of, assert_same
+):
+    torch.manual_seed(3)
+    save_file(timm.create_model("resnet10t").state_dict(), tmp_path / "theirs.safetensors")
+    for part, count in (("train", 12), ("val", 2)):
+        make_folder(tmp_path / "data" / part, count=count)
+    own = {"data": str(tmp_path / "data"), "fraction": 1.0, "batch_size": 10, "run__save_seconds": 0}
+    own["model_args"] = {**FROZEN["model_args"], "weights": str(tmp_path / "theirs.safetensors")}
+    whole, stopped = (tiny_config(tmp_path / name, **{**FROZEN, **own}) for name in ("whole", "stopped"))
+
+    def stop(done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    loop.train(whole)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(stopped, on_step=stop)
+    (tmp_path / "theirs.safetensors").unlink()
+    assert_same(weights_of(loop.train(stopped)), weights_of(tmp_path / "whole"))
 
 
 def _same_file(folder, before):
