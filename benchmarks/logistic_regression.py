@@ -9,8 +9,10 @@ cross-validation on the training images, and its temperature on the held-out one
 import re
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +28,20 @@ from didicm.evaluation.calibration import apply_temperature, fit_temperature
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.experiments.execute import prepare
 from didicm.experiments.measure import PRIOR
-from didicm.experiments.results import Measurement, RunResult, append_result, read_plan, read_results, write_plan
+from didicm.experiments.results import (
+    Measurement,
+    Plan,
+    RunResult,
+    append_result,
+    read_plan,
+    read_results,
+    write_plan,
+)
 from didicm.experiments.spec import ONE_CALL, Method, Run
 from didicm.models import cost
+from didicm.settings import TrainConfig
 from didicm.training.build import RunComponents
+from didicm.values import override
 
 METHOD = Method("logistic regression", "frozen", settings={"method": "standard"})
 STRENGTHS = np.logspace(-6, 1, 15)  # inverse, of the regularisation
@@ -39,30 +51,31 @@ def add_logistic_regression(folder: Path) -> None:
     """Fit and measure one for every run of the frozen linear layer, and add them to the study's results."""
     plan = read_plan(folder)
     assert plan is not None, f"{folder} holds no study"
-    label = next(str(m) for m in plan.study.methods if m.baseline and m.settings.get("model_args.frozen"))
     done = {result.key for result in read_results(folder)}
-    settings = {key: value for key, value in plan.settings.items() if key.startswith(f"{label}, ")}
     made: dict[str, str] = {}
-    for run in plan.study.runs(plan.data, plan.study.seeds, {"model_args": _weights(settings)}):
-        if str(run.method) == label and run.key in plan.runs:
-            made[key := re.sub("^[a-z]+", "sklearn", run.key)] = str(METHOD)
-            if key not in done:
-                append_result(folder, replace(_fit(run), key=key))
-                print(run, flush=True)
-    methods = dict.fromkeys((*plan.study.methods, METHOD))
-    write_plan(
-        folder, replace(plan, study=replace(plan.study, methods=tuple(methods)), runs={**plan.runs, **made})
-    )
+    for run in _frozen_runs(plan):
+        made[key := re.sub("^[a-z]+", "sklearn", run.key)] = str(METHOD)
+        if key not in done:
+            append_result(folder, replace(_fit(run), key=key))
+            print(run, flush=True)
+    methods = {str(method): method for method in (*plan.study.methods, METHOD)}
+    study = replace(plan.study, methods=tuple(methods.values()))
+    write_plan(folder, replace(plan, study=study, runs={**plan.runs, **made}))
 
 
-def _weights(settings: dict[str, dict[str, object]]) -> dict[str, object]:
-    """Where the study that was run had its weights from."""
-    arguments = next(iter(settings.values()))["model_args"]
-    return {"weights": arguments["weights"]} if "weights" in arguments else {}
+def _frozen_runs(plan: Plan) -> Iterator[Run]:
+    """The runs of the frozen linear layer, as they were carried out."""
+    study = plan.study
+    method = next(m for m in study.methods if m.baseline and m.settings.get("model_args.frozen"))
+    for condition, seed in product(study.conditions, range(study.seeds)):
+        config = override(TrainConfig(), plan.settings[f"{method}, {condition}"], {"seed": seed})
+        run = Run(method, condition, seed, config, held_out=study.held_out)
+        if run.key in plan.runs:
+            yield run
 
 
 def _fit(run: Run) -> RunResult:
-    components, test = prepare(replace(run, config=replace(run.config, out="")))
+    components, test = prepare(run)
     begun = time.monotonic()
     train, train_labels = _features(components, components.train)
     regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
@@ -104,14 +117,15 @@ def _fit(run: Run) -> RunResult:
     )
 
 
-_KEPT: dict[str, tuple[Tensor, Tensor]] = {}
+_KEPT: dict[tuple[str, float], tuple[Tensor, Tensor]] = {}
 
 
 def _test_features(data: str, components: RunComponents, test: ImageSet) -> tuple[Tensor, Tensor]:
-    """The same for all runs: their backbones are the same, and so are the test images."""
-    if data not in _KEPT:
-        _KEPT[data] = _features(components, test)
-    return _KEPT[data]
+    """Computed once where all runs have the same pretrained backbone."""
+    key = data, sum(float(x.double().sum()) for x in components.classifier.model.backbone.parameters())
+    if key not in _KEPT:
+        _KEPT[key] = _features(components, test)
+    return _KEPT[key]
 
 
 @torch.no_grad()

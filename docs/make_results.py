@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from didicm.experiments.results import RESULTS, RunResult, append_result, read_plan, read_results, write_plan
-from didicm.experiments.spec import Study
+from didicm.experiments.results import RESULTS, Plan, RunResult, append_result, read_plan, read_results, write_plan
 from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables
@@ -32,10 +31,10 @@ ORDER = (
 )
 HEAD = """# Results
 
-What the studies that ship with the package gave, on the images that ship with it. This page is generated from
-the results stored beside it, the published numbers from the tables of the paper. They are not comparable as they
-stand: ImageNet has a hundred times the classes and six hundred times the images. What can be compared is who is
-ahead, and whether the lead grows where images are less informative.
+What the studies that ship with the package gave, on the images that ship with it, or those that a study's command
+names. This page is generated from the results stored beside it, the published numbers from the tables of the
+paper. They are not comparable as they stand: ImageNet has a hundred times the classes and six hundred times the
+images. What can be compared is who is ahead, and whether the lead grows where images are less informative.
 """
 
 
@@ -44,7 +43,7 @@ def take_over(source: Path) -> None:
     for name in list_studies():
         plan = read_plan(source / name)
         if plan is not None and (results := read_results(source / name)):
-            write_plan(FOLDER / name, replace(plan, command=f"didicm study {name}"))
+            write_plan(FOLDER / name, replace(plan, command=_command(plan)))
             (FOLDER / name / RESULTS).unlink(missing_ok=True)
             for result in sorted(results, key=lambda result: result.key):
                 append_result(FOLDER / name, RunResult.from_dict(_rounded(result.to_dict())))
@@ -55,12 +54,18 @@ def write_page(folder: Path = FOLDER) -> str:
     parts = [HEAD]
     for path in sorted(folder.iterdir(), key=lambda path: ORDER.index(path.name.rpartition("-")[0])):
         if plan := read_plan(path):
-            parts.append(_write_study(plan.study, rows_of(read_results(path), plan.study), path))
+            parts.append(_write_study(plan, rows_of(read_results(path), plan.study), path))
     return "\n".join(parts)
 
 
-def _write_study(study: Study, rows: Rows, folder: Path) -> str:
+def _command(plan: Plan) -> str:
+    """How to run it again: a study of images that do not ship is told where they are."""
+    return f"didicm study {plan.study.name}" + (f" --data {plan.data}" if plan.study.data is None else "")
+
+
+def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     """One study: its question, what came out, figures, tables, and how to run it again."""
+    study = plan.study
     figures = draw_numbers(study, rows)
     write_files(folder, {figure.file: figure.data for figure in figures})
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
@@ -69,7 +74,7 @@ def _write_study(study: Study, rows: Rows, folder: Path) -> str:
     tables = make_tables(study, rows)
     tables = tables[: -2 if len(tables) > 2 else -1]  # what stands in the study's layout
     parts += [table.to_markdown().replace("## ", "### ", 1) for table in tables]
-    return "\n".join([*parts, "Run it again:", "", "```sh", f"didicm study {study.name}", "```", ""])
+    return "\n".join([*parts, "Run it again:", "", "```sh", _command(plan), "```", ""])
 
 
 def _rounded(value: Any) -> Any:
