@@ -10,6 +10,7 @@ import yaml
 from didicm import files
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
+from didicm.data.label_noise import LabelNoise
 from didicm.data.transforms import CropPct, Interpolation
 from didicm.errors import UserError, did_you_mean
 from didicm.values import (
@@ -128,6 +129,8 @@ class TrainConfig(Settings):
             computes them in every step
         label_proposal: least share of noisy labels drawn from all classes, with importance weights; 0 is the paper
         fraction: of the training images, the same of every class; a whole number from 2 is so many per class
+        label_noise: share of training labels to replace by wrong ones, or a table with a confusion matrix: the
+            true class in column label, and how often it is labelled as each class; validation labels stay right
         val_fraction: held out from training when the data has no validation split
         corrupt_train: such as noise:3 or blur:2+jpeg:4
         batch_size: images per step over all processes
@@ -150,6 +153,7 @@ class TrainConfig(Settings):
     image: ImageConfig = field(default_factory=ImageConfig)
     augment: Augment = field(default_factory=Augment)
     fraction: Amount = 1.0
+    label_noise: LabelNoise = 0.0
     val_fraction: Fraction = 0.1
     corrupt_train: str | None = None
     corrupt_eval: str | None = None

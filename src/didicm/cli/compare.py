@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from didicm.cli.flags import parse
+from didicm.data.label_noise import LabelNoise
 from didicm.errors import UserError
 from didicm.experiments.executors import ExecutorName
 from didicm.experiments.results import RESULTS
@@ -68,6 +69,7 @@ class CompareOptions(StudyOptions):
         resolutions: pixels that the networks see, such as 28,14,7; by default the recipe's
         fractions: of the training images, such as 1,0.5,0.25; whole numbers from 2 are images per class
         corruptions: of all images, such as none,noise:3,blur:2+jpeg:4
+        label_noises: shares of wrong training labels, such as 0,0.2,0.4, or files of confusion matrices
         methods: which to compare
         seeds: trainings of each kind
         epochs: of every training; by default the recipe's
@@ -80,6 +82,7 @@ class CompareOptions(StudyOptions):
     resolutions: tuple[Pixels, ...] = ()
     fractions: tuple[Amount, ...] = (1.0,)
     corruptions: tuple[str, ...] = ("none",)
+    label_noises: tuple[LabelNoise, ...] = (0.0,)
     methods: tuple[str, ...] = tuple(METHODS)
     seeds: Few = 3
     epochs: Natural | None = None
@@ -94,7 +97,16 @@ class CompareOptions(StudyOptions):
     @property
     def grid(self) -> dict[str, Any]:
         """What is compared, as arguments of `compare_study`."""
-        names = ("methods", "resolutions", "fractions", "corruptions", "seeds", "recipe", "settings")
+        names = (
+            "methods",
+            "resolutions",
+            "fractions",
+            "corruptions",
+            "label_noises",
+            "seeds",
+            "recipe",
+            "settings",
+        )
         return {name: getattr(self, name) for name in names}
 
 
@@ -129,6 +141,7 @@ def compare(
     resolutions: Sequence[int] = (),
     fractions: Sequence[float] = (1.0,),
     corruptions: Sequence[str] = ("none",),
+    label_noises: Sequence[LabelNoise] = (0.0,),
     seeds: int = 3,
     recipe: str = "small",
     settings: Mapping[str, Any] | None = None,
@@ -144,7 +157,7 @@ def compare(
     """
     study = compare_study(
         methods=methods, resolutions=resolutions, fractions=fractions, corruptions=corruptions,
-        seeds=seeds, recipe=recipe, settings=settings,
+        label_noises=label_noises, seeds=seeds, recipe=recipe, settings=settings,
     )  # fmt: skip
     run_study(
         study, out, data=data, executor=executor, jobs=jobs, cluster=cluster, command=command, console=console

@@ -45,7 +45,7 @@ def open_table(folder: str, file: str, group_by: str | None = None) -> tuple[Ima
 
     Without a column `label`, every column but path, split, group and `group_by` holds the votes for a class.
     """
-    root, columns = Path(folder).expanduser(), read_columns(Path(file).expanduser())
+    root, columns = Path(folder).expanduser(), read_columns(Path(file).expanduser(), PATH)
     if not root.is_dir():
         raise DataError(f"{readable(folder)!r} is not a folder; a table of labels goes with a folder of images")
     _check_paths(root, columns, file)
@@ -66,23 +66,34 @@ def open_table(folder: str, file: str, group_by: str | None = None) -> tuple[Ima
     return images.select(rows[train]), images.select(rows[val]) if val else None
 
 
-def read_columns(file: Path) -> Columns:
-    """The columns of a CSV (comma, semicolon or tab) or parquet file, as text."""
+def read_columns(file: Path, needed: str) -> Columns:
+    """The columns of a CSV (comma, semicolon or tab) or parquet file, as text; one of them must be there."""
     where = readable(str(file))
     if not file.is_file():
-        raise DataError(f"the table of labels {where} does not exist; give a CSV or parquet file")
+        raise DataError(f"the table {where} does not exist; give a CSV or parquet file")
     try:
         columns = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
     except DataError:
         raise
     except Exception as error:  # csv's, pyarrow's and decoding's own kinds
         raise DataError(f"{where} cannot be read as a table ({reason(error)}); write it again") from error
-    if PATH not in columns:
+    if needed not in columns:
         found = some([repr(readable(name)) for name in columns])
-        raise DataError(f"{where} has no column 'path', only {found}; {EXAMPLE}")
-    if not columns[PATH]:
-        raise DataError(f"{where} has no rows below its header; add one per image")
+        raise DataError(f"{where} has no column {needed!r}, only {found}; {EXAMPLE}")
+    if not columns[needed]:
+        raise DataError(f"{where} has no rows below its header; add some")
     return columns
+
+
+def read_number(cell: str, where: str, place: str) -> float:
+    """A number of 0 or more; else one sentence that names its place in the table."""
+    try:
+        number = float(cell)
+    except ValueError:
+        number = np.nan
+    if not 0 <= number < np.inf:
+        raise DataError(f"{where} has {readable(cell)!r} for {place}; it must be a number, 0 or more")
+    return number
 
 
 def _read_csv(file: Path) -> Columns:
@@ -149,15 +160,10 @@ def _votes(columns: Columns, class_names: Sequence[str], file: str) -> np.ndarra
     votes = np.empty((len(columns[PATH]), len(class_names)))
     for k, name in enumerate(class_names):
         for row, cell in enumerate(columns[name]):
-            try:
-                votes[row, k] = float(cell)
-            except ValueError:
-                votes[row, k] = np.nan
-            if not 0 <= votes[row, k] < np.inf:
-                raise DataError(
-                    f"{where} has {readable(cell)!r} as the votes for {readable(name)!r} on "
-                    f"{readable(columns[PATH][row])}; without a column 'label' all others hold votes, 0 or more"
-                )
+            place = (
+                f"the votes (there is no column 'label') for {readable(name)!r} on {readable(columns[PATH][row])}"
+            )
+            votes[row, k] = read_number(cell, where, place)
     silent = np.flatnonzero(votes.sum(axis=1) == 0)
     if len(silent):
         path = readable(columns[PATH][silent[0]])

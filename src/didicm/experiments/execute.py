@@ -93,6 +93,7 @@ def prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageSe
     """Components whose validation images are cut from the training images, and the test images.
 
     So nothing is ever chosen or fitted on test images, whether or not the data has a split of its own for them.
+    With label noise the test images alone are labelled right: nobody has better labels to fit a temperature on.
     """
     if index is None and run.config.out:
         index = Path(run.config.out).parents[1] / INDEX  # of the grid, see `write_run`

@@ -92,7 +92,7 @@ class Plan(Settings):
         before, now = self.study, new.study
         if before.held_out != now.held_out:
             return f"held_out is {before.held_out:g}, not {now.held_out:g}"
-        by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval"}
+        by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval", "label_noise"}
         by_condition.update(*map(_leaves, (*before.by_fraction.values(), *now.by_fraction.values())))
         for m, c, other, d in product(before.methods, before.conditions, now.methods, now.conditions):
             if str(m) != str(other) and (m.recipe, m.baseline) != (other.recipe, other.baseline):

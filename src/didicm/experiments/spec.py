@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,6 +15,7 @@ import yaml
 
 from didicm.classifier import Sampler
 from didicm.data import Corruptions
+from didicm.data.label_noise import LabelNoise
 from didicm.errors import UserError, did_you_mean
 from didicm.settings import TrainConfig, load_recipe
 from didicm.values import Amount, Few, Pixels, Range, Settings, flatten, override
@@ -33,6 +35,7 @@ LATER = {
     "feature_views": 8,
     "labels": None,
     "group_by": None,
+    "label_noise": 0.0,
 }
 ONE_CALL = "1 call"  # name of the sampler that asks the network once
 
@@ -44,6 +47,7 @@ class Condition(Settings):
     resolution: Pixels | None = None  # pixels that the network sees; None for the recipe's size
     fraction: Amount = 1.0  # of the training images, or images per class
     corruption: str | None = None  # of training and test images, such as noise:3
+    label_noise: LabelNoise = 0.0  # of training labels, as in TrainConfig
 
     def __str__(self) -> str:
         part = (
@@ -52,12 +56,29 @@ class Condition(Settings):
             else f"{self.fraction} images per class"
         )
         size = f"{self.resolution} px" if self.resolution else ""
-        return ", ".join(filter(None, [size, part, self.corruption]))
+        return ", ".join(filter(None, [size, part, self.corruption, self.noise]))
+
+    @property
+    def noise(self) -> str:
+        """The label noise in words, if there is any."""
+        if isinstance(self.label_noise, str):
+            return f"label noise of {self.label_noise}"
+        return f"{100 * self.label_noise:g} % label noise" if self.label_noise else ""
+
+    @property
+    def noise_order(self) -> tuple[float, str]:
+        """By the share of wrong labels; confusion matrices come last."""
+        return (math.inf, self.label_noise) if isinstance(self.label_noise, str) else (self.label_noise, "")
 
     @property
     def settings(self) -> dict[str, Any]:
         """What it changes in a training."""
-        own = {"image.size": self.resolution, "corrupt_train": self.corruption, "corrupt_eval": self.corruption}
+        own: dict[str, Any] = {
+            "image.size": self.resolution,
+            "corrupt_train": self.corruption,
+            "corrupt_eval": self.corruption,
+        }
+        own |= {"label_noise": self.label_noise or None}
         return {"fraction": self.fraction, **{name: value for name, value in own.items() if value is not None}}
 
 
@@ -210,7 +231,7 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     yield not labels, "methods is empty"
     yield twice is not None, f"two methods are called {twice!r}: give one of them a variant"
     yield study.held_out == 1, "held_out must be below 1, or no image is left to train on"
-    yield not study.conditions, "resolutions, fractions and corruptions need at least one entry each"
+    yield not study.conditions, "resolutions, fractions, corruptions and label_noises need at least one entry each"
     for condition in study.conditions:
         if condition.corruption is not None:
             Corruptions.parse(condition.corruption)

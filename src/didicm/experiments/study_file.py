@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+from didicm.data.label_noise import LabelNoise
 from didicm.errors import UserError, did_you_mean
 from didicm.experiments.spec import PUBLISHED, STUDIES, Condition, Method, SamplerSpec, Study
 from didicm.files import read_yaml
@@ -33,6 +34,7 @@ def compare_study(
     resolutions: Sequence[int] = (),
     fractions: Sequence[float] = (1.0,),
     corruptions: Sequence[str] = ("none",),
+    label_noises: Sequence[LabelNoise] = (0.0,),
     seeds: int = 3,
     recipe: str = "small",
     settings: Mapping[str, Any] | None = None,
@@ -40,7 +42,8 @@ def compare_study(
     """The study that compares `methods`, by their names in `METHODS`, under every combination of conditions.
 
     `resolutions` are in pixels, by default the recipe's; `fractions` are of the training images; `corruptions`,
-    such as `noise:3` or `none`, are of all images; `settings` are of all trainings, by dotted names.
+    such as `noise:3` or `none`, are of all images; `label_noises` are of training labels, as `label_noise` in
+    TrainConfig; `settings` are of all trainings, by dotted names.
     """
     for name in methods:
         if name not in METHODS:
@@ -48,14 +51,16 @@ def compare_study(
     chosen = dict.fromkeys(methods)
     if "standard" in chosen and override(load_recipe(recipe), settings or {}).augment.label_smoothing:
         chosen.pop("standard-smooth", None)  # the recipe smooths all of them
-    conditions = product(resolutions or (None,), fractions, corruptions)
+    conditions = product(resolutions or (None,), fractions, corruptions, label_noises)
     return Study(
         name="comparison",
         title="DiDiCM against a standard classifier",
         question=QUESTION,
         layout="comparison",
         methods=tuple(METHODS[name] for name in chosen),
-        conditions=tuple(dict.fromkeys(Condition(r, f, None if c == "none" else c) for r, f, c in conditions)),
+        conditions=tuple(
+            dict.fromkeys(Condition(r, f, None if c == "none" else c, noise) for r, f, c, noise in conditions)
+        ),
         recipe=recipe,
         settings=settings or {},
         seeds=seeds,
@@ -79,7 +84,8 @@ def load_study(name: str) -> Study:
 def make_study(content: Mapping[str, Any], where: str) -> Study:
     """A study from YAML or stored JSON, every key and value checked: a mistake shows before the hours."""
     values = dict(content)
-    axes = {name: values.pop(name) for name in ("resolutions", "fractions", "corruptions") if name in values}
+    names = ("resolutions", "fractions", "corruptions", "label_noises")
+    axes = {name: values.pop(name) for name in names if name in values}
     curves = values.pop("curves", {})
     try:
         if axes:
@@ -119,9 +125,10 @@ def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
     resolutions = coerce(axes.get("resolutions", [None]), tuple[int | None, ...], "resolutions")
     fractions = coerce(axes.get("fractions", [1.0]), tuple[Amount, ...], "fractions")
     corruptions = coerce(axes.get("corruptions", ["none"]), tuple[str, ...], "corruptions")
+    noises = coerce(axes.get("label_noises", [0.0]), tuple[LabelNoise, ...], "label_noises")
     return [
-        {"resolution": r, "fraction": f, "corruption": None if c == "none" else c}
-        for c, f, r in product(corruptions, fractions, resolutions)
+        {"resolution": r, "fraction": f, "corruption": None if c == "none" else c, "label_noise": noise}
+        for noise, c, f, r in product(noises, corruptions, fractions, resolutions)
     ]
 
 

@@ -113,7 +113,7 @@ def column_name(column: Column) -> str:
         return str(column)
     size = f"{column.resolution} px" if column.resolution else ""
     part = f"{100 * column.fraction:g} %" if column.fraction <= 1 else f"{column.fraction} per class"
-    return ", ".join(filter(None, [part, size, column.corruption]))
+    return ", ".join(filter(None, [part, size, column.corruption, column.noise]))
 
 
 def _place(study: Study, row: Row, several: bool) -> tuple[str, Column]:
@@ -135,7 +135,7 @@ def _columns(study: Study, rows: Rows, found: set[Column]) -> list[Column]:
         return sorted(found, key=lambda steps: int(str(steps)))
     conditions = rows.conditions()
     if study.layout == "uncertainty":  # as in the paper: fewest images first, and within them the smallest
-        conditions.sort(key=lambda c: (c.corruption or "", c.fraction, c.resolution or 0))
+        conditions.sort(key=lambda c: (*c.noise_order, c.corruption or "", c.fraction, c.resolution or 0))
     return [*conditions]
 
 

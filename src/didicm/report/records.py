@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import Measurement, RunResult
@@ -108,11 +109,12 @@ class Rows(list[Row]):
     """Rows of any entries, conditions and seeds."""
 
     def conditions(self) -> list[Condition]:
-        """From the most to the least informative: less resolution, then fewer images, then corruption."""
+        """From the most to the least informative: less resolution, then fewer images, corruption, wrong labels."""
 
-        def informative(c: Condition) -> tuple[int, float, int, str]:
+        def informative(c: Condition) -> tuple[Any, ...]:
             severities = re.findall(r":(\d+)", c.corruption or "")
-            return -(c.resolution or 1 << 30), -c.fraction, sum(map(int, severities)), c.corruption or ""
+            corruption = sum(map(int, severities)), c.corruption or ""
+            return -(c.resolution or 1 << 30), -c.fraction, *corruption, *c.noise_order
 
         return sorted({row.run.condition for row in self}, key=informative)
 

@@ -22,6 +22,7 @@ from didicm.data import (
     subset,
     target_distribution,
 )
+from didicm.data.label_noise import noisy_labels
 from didicm.diffusion import UniformProcess, schedule_from_dict
 from didicm.errors import UserError, did_you_mean
 from didicm.models import Cost, baseline_name, cost, create_model
@@ -76,7 +77,10 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
     transform = find_transform(data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation)
     data = hold_out(data.with_channels(transform.channels), config.val_fraction, config.seed)
     assert data.val is not None
-    train = data.train.select(subset(data.train.labels, config.fraction, config.seed))
+    chosen = subset(data.train.labels, config.fraction, config.seed)
+    train = data.train.select(chosen)
+    if config.label_noise:  # of all, so that a part of them has the same wrong labels
+        train.labels = noisy_labels(data.train, config.label_noise, config.seed)[chosen]
     train_transform = TrainTransform(config.augment, transform)
     train_transform.check()
     weight, images = None, train.class_counts

@@ -2,10 +2,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from didicm.errors import UserError
+from didicm.experiments.execute import prepare
 from didicm.experiments.results import read_results
 from didicm.experiments.spec import Condition, Run
 from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study, make_study
@@ -222,3 +224,30 @@ def test_a_comparison_leaves_out_what_the_recipe_makes_the_same():
     repeated = compare_study(methods=["standard", "standard"], resolutions=[7, 7], corruptions=["none", "noise:3"])
     assert len(repeated.methods) == 1
     assert repeated.conditions == (Condition(7), Condition(7, 1.0, "noise:3"))
+
+
+def test_label_noise_is_an_axis_of_comparisons_and_studies(tiny):
+    study = compare_study(methods=["standard"], label_noises=[0.0, 0.4, "confusion.csv"])
+    named = [str(condition) for condition in study.conditions]
+    assert named == [
+        "100 % of the images",
+        "100 % of the images, 40 % label noise",
+        "100 % of the images, label noise of confusion.csv",
+    ]
+    runs = tiny(label_noises=[0, 0.4]).runs("fashion-mini", 1)
+    assert [run.config.label_noise for run in runs] == [0.0, 0.0, 0.4, 0.4]
+    assert [run.condition for run in map(Run.from_dict, (run.to_dict() for run in runs))] == [
+        run.condition for run in runs
+    ]
+    (clean, test), (noisy, same_test) = prepare(runs[0]), prepare(runs[2])
+    assert np.array_equal(test.labels, same_test.labels)
+    right = {**labels_by_name(clean.train), **labels_by_name(clean.val)}
+    for images in (noisy.train, noisy.val):  # a temperature is fitted on labels as they are
+        wrong = np.mean([right[name] != label for name, label in labels_by_name(images).items()])
+        assert wrong > 0
+    with pytest.raises(UserError, match=r"label_noise must be in \[0, 1\], got 1.5"):
+        compare_study(label_noises=[1.5])
+
+
+def labels_by_name(images):
+    return {images.name(i): images.labels[i] for i in range(len(images))}

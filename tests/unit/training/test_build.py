@@ -148,3 +148,17 @@ def test_a_model_directory_may_not_name_weights(tmp_path):
     )
     with pytest.raises(UserError, match="no argument 'weights'"):
         load(tmp_path)
+
+
+def test_label_noise_is_of_training_labels_alone(tmp_path, tiny_config):
+    clean, low, high = (
+        build(tiny_config(tmp_path / "run", label_noise=share, fraction=0.5)) for share in (0.0, 0.2, 0.4)
+    )
+    assert [clean.train.name(i) for i in range(9)] == [high.train.name(i) for i in range(9)]
+    wrong = [run.train.labels != clean.train.labels for run in (low, high)]
+    assert 0.1 < wrong[0].mean() < 0.3 < wrong[1].mean() < 0.5
+    assert not np.any(wrong[0] & ~wrong[1])
+    assert np.array_equal(clean.val.labels, high.val.labels)
+    part = build(tiny_config(tmp_path / "run", label_noise=0.4, fraction=0.1))
+    whole = {high.train.name(i): high.train.labels[i] for i in range(len(high.train))}
+    assert all(whole[part.train.name(i)] == part.train.labels[i] for i in range(len(part.train)))
