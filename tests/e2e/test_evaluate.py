@@ -194,13 +194,14 @@ def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, work
 
     shown = works("evaluate", run, "--data", "fashion-mini", "--out", tmp_path / "with").out
     assert f"temperature {stored['temperature']:.3g}" in shown
-    assert "note: the calibration was fitted on 500 images of the same data" in shown
+    assert "note: 500 images are left out, as the calibration was fitted on them" in shown
+    assert "note: 1000 of the 1000 images chose the weights in best/" in shown
     works("evaluate", run, "--data", "fashion-mini", "--no-calibration", "--out", tmp_path / "without")
     fitted, plain = metrics(tmp_path / "with"), metrics(tmp_path / "without")
     assert fitted["temperature"] == stored["temperature"]
-    assert fitted["metrics"]["cls/NLL"] < plain["metrics"]["cls/NLL"]
-    assert fitted["metrics"]["cls/Acc"] == plain["metrics"]["cls/Acc"]
-    assert fitted["conformal"]["lac"]["coverage"] == pytest.approx(0.8, abs=0.04)
+    assert (fitted["num_images"], plain["num_images"]) == (500, 1000)
+    assert fitted["metrics"]["cls/NLL"] == pytest.approx(stored["check"]["after"]["cls/NLL"], rel=1e-4)
+    assert fitted["conformal"]["lac"]["coverage"] == stored["check"]["lac"]["coverage"]
     assert plain["conformal"] == {}
     posteriors = load_posteriors(tmp_path / "with" / "posteriors.safetensors")
     assert fitted["metrics"] == evaluate_probs(posteriors.probs, posteriors.labels)
@@ -230,7 +231,8 @@ def test_calibrate_refuses_what_the_model_was_trained_on(
     error = fails("calibrate", run, "--data", tmp_path / "links")
     assert "trained on 54 of the 90 images" in error
     other = make_folder(tmp_path / "other", classes=("ant", "bee", "cat"), count=10)
-    assert "30 images: all of" in works("calibrate", run, "--data", other).out
+    assert "a calibration from 18 images, more than these 15" in fails("calibrate", run, "--data", other)
+    assert "30 images: all of" in works("calibrate", run, "--data", other, "--replace").out
 
 
 def test_calibrate_mistakes(diffusion_run, standard_run, folder, tmp_path, fails):

@@ -24,10 +24,14 @@ class CalibrateOptions(LabelledOptions):
     Args:
         alpha: share of sets that may miss the true class
         fraction: of the images to fit on
+        per_class: a conformal threshold for every class, so that the images of each are covered
+        replace: a calibration that was made from more images, too
     """
 
     alpha: float = 0.1
     fraction: float = 0.5
+    per_class: bool = False
+    replace: bool = False
 
 
 def main(argv: list[str]) -> int:
@@ -45,6 +49,7 @@ def main(argv: list[str]) -> int:
     with options.loading(console) as loading:
         asked: dict[str, Any] = {"labels": options.labels, "group_by": options.group_by}
         asked |= {"alpha": options.alpha, "fraction": options.fraction}
+        asked |= {"per_class": options.per_class, "replace": options.replace}
         made = calibrate(model, options.data, **asked, **loading)
     show(made.calibration, made.images, made.notes, console)
     console.print(f"temperature and thresholds: {made.path}; didicm evaluate and predict use it from now on")
@@ -67,6 +72,7 @@ def show(calibration: Calibration, images: str, notes: list[str], console: Conso
     table = Table("conformal sets", "threshold", "target", "coverage", "classes on average")
     for name, rule in calibration.conformal.items():
         sets = check[name]
-        row = f"{rule.threshold:.4f}", f"{100 * (1 - rule.alpha):g} %", percent(sets["coverage"])
+        lowest = f"{min(rule.class_thresholds):.4f} to " if rule.class_thresholds else ""
+        row = f"{lowest}{rule.threshold:.4f}", f"{100 * (1 - rule.alpha):g} %", percent(sets["coverage"])
         table.add_row(name.upper(), *row, f"{sets['mean_size']:.2f}")
     console.print(table)

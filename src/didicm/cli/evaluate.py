@@ -18,7 +18,7 @@ from didicm.evaluation.assess import ModelEvaluation, evaluate
 from didicm.evaluation.diagnostics import ClassRow
 from didicm.evaluation.metrics import BINS
 from didicm.evaluation.store import is_posteriors, save_posteriors
-from didicm.evaluation.stored import StoredModel, same_place
+from didicm.evaluation.stored import StoredModel
 from didicm.files import check_replaceable, to_json, write_files
 from didicm.text import SafeConsole, readable
 from didicm.values import Natural
@@ -80,12 +80,8 @@ def main(argv: list[str]) -> int:
     store(folder, model, result, options, None if corruption is None else str(corruption))
     console.print(metrics_table(result))
     console.print(class_table(result.classes))
-    fitted_on = result.calibration.fitted_on if result.calibration else {}
-    if fitted_on and same_place(str(fitted_on.get("data")), options.data):
-        console.print(
-            f"note: the calibration was fitted on {fitted_on.get('images')} images of the same data; "
-            "on those it looks a little better than it is"
-        )
+    for note in result.notes:
+        console.print(f"note: {note}", highlight=False)
     console.print(f"posteriors, metrics and classes: {folder}/", highlight=False)
     return 0
 
@@ -111,6 +107,7 @@ def store(
         "conformal": result.conformal,
         "num_images": len(result.labels),
         "num_skipped": len(result.skipped),
+        "notes": result.notes,
         "nfe": result.nfe,
         "multiply_adds": result.multiply_adds,
         "images_per_second": result.images_per_second,

@@ -39,9 +39,10 @@ def claim(rule: ConformalRule | None, adjustment: Adjustment | None) -> str:
     if rule is None:
         return ""
     text = f"the set that holds the truth for {100 * (1 - rule.alpha):g} % of images"
-    if adjustment is not None and adjustment.restricted:
-        text += " of all classes, without those impossible here"
-    return text
+    if rule.per_class:
+        return f"{text} of every class"
+    restricted = adjustment is not None and adjustment.restricted
+    return f"{text} of all classes, without those impossible here" if restricted else text
 
 
 def show(image: str, prediction: Prediction, claimed: str, top: int, console: Console) -> None:

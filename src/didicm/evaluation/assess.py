@@ -1,32 +1,37 @@
 """How good a stored model is, and its calibration: `didicm evaluate` and `didicm calibrate` as functions."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from didicm.checkpoint import HUB
-from didicm.data import DataError, ImageSet, hold_out, open_data, stratified_split
+from didicm.data import stratified_split
 from didicm.errors import UserError
 from didicm.evaluation import run
 from didicm.evaluation.calibration import (
+    WEAK_PRIOR,
     Calibration,
     apply_temperature,
     find_calibration,
     fit_temperature,
+    load_calibration,
     save_calibration,
 )
 from didicm.evaluation.conformal import coverage, fit_aps, fit_lac, mean_size
 from didicm.evaluation.diagnostics import ClassRow, per_class
 from didicm.evaluation.intervals import bootstrap
+from didicm.evaluation.label_sets import conformal_rank
+from didicm.evaluation.met_images import leave_out_fitted, note_choice, pack_digests, refuse_training_images
 from didicm.evaluation.metrics import BINS, evaluate_probs
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.models import cost
-from didicm.text import quoted
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class ModelEvaluation:
     skipped: list[str]  # images that could not be read, each with the reason
     calibration: Calibration | None
     note: str  # on the calibration
+    notes: list[str]  # on images that the model has met before
     probs: Tensor  # (N, K), after the temperature
     labels: Tensor  # (N,)
     class_names: list[str]
@@ -64,6 +70,8 @@ def evaluate(
 ) -> ModelEvaluation:
     """Measure a model on labelled images: metrics with intervals, conformal sets, a table by class, cost.
 
+    Images that the calibration was fitted on are left out.
+
     Args:
         model: a run, a model directory, `hf://owner/name`, or an opened model.
         data: where the images are.
@@ -77,9 +85,13 @@ def evaluate(
     """
     model = model if isinstance(model, StoredModel) else open_model(model)
     images, described = model.images(data, split, labels, group_by)
+    notes = note_choice(images, data, model) if split != "train" else []
     calibration, note = None, "calibration left out"
     if calibrated:
         calibration, note = find_calibration(model.place, model.posterior)
+    if calibration is not None:
+        images, told = leave_out_fitted(images, data, calibration)
+        notes += told
     found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, seed=seed, **loading)
     probs, truth = found.probs[""], found.labels
     if calibration is not None:
@@ -101,6 +113,7 @@ def evaluate(
         skipped=found.skipped,
         calibration=calibration,
         note=note,
+        notes=notes,
         probs=probs,
         labels=truth,
         class_names=model.class_names,
@@ -126,6 +139,8 @@ def calibrate(
     group_by: str | None = None,
     alpha: float = 0.1,
     fraction: float = 0.5,
+    per_class: bool = False,
+    replace: bool = False,
     seed: int = 0,
     **loading: Any,
 ) -> ModelCalibration:
@@ -141,6 +156,8 @@ def calibrate(
         group_by: as for `evaluate`; both parts have groups of their own.
         alpha: share of sets that may miss the true class.
         fraction: of the images to fit on.
+        per_class: a conformal threshold for every class, which then covers the images of each.
+        replace: a calibration that was made from more images, too.
         seed: of the split and the corruption.
         loading: corruption, batch_size, workers and progress, as for `run.evaluate`.
     """
@@ -150,7 +167,11 @@ def calibrate(
     check_storable(model.place if isinstance(model, StoredModel) else model)
     model = model if isinstance(model, StoredModel) else open_model(model)
     images, described = model.images(data, labels=labels, group_by=group_by)
-    notes = _refuse_training_images(images, data, model)
+    notes = refuse_training_images(images, data, model) + note_choice(images, data, model)
+    to_fit = images.labels[stratified_split(images.labels, 1 - fraction, seed, images.groups)[0]]
+    notes += _check_enough(to_fit, model.class_names, alpha, per_class, data)
+    if not replace:
+        _check_replaced(model.place, len(to_fit))
     if not os.access(model.place, os.W_OK):
         raise UserError(f"{model.place} may not be written to: copy the model to a folder of yours")
     found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, seed=seed, **loading)
@@ -159,9 +180,12 @@ def calibrate(
     if not len(rest):
         raise UserError(f"{len(found.labels)} held-out images are too few to fit on some and check on others")
     probs, truth = found.probs[""][fit], found.labels[fit]
-    temperature = fit_temperature(probs, truth)
+    temperature = fit_temperature(probs, truth, WEAK_PRIOR)
     scaled = apply_temperature(probs, temperature.value)
-    rules = {"lac": fit_lac(scaled, truth, alpha), "aps": fit_aps(scaled, truth, alpha)}
+    rules = {
+        "lac": fit_lac(scaled, truth, alpha, per_class=per_class),
+        "aps": fit_aps(scaled, truth, alpha, per_class=per_class),
+    }
     check: dict[str, Any] = {"images": len(rest)}
     before = found.probs[""][rest]
     after = apply_temperature(before, temperature.value)
@@ -178,9 +202,14 @@ def calibrate(
         "fraction": fraction,
         "seed": seed,
         "corruption": str(loading["corruption"]) if loading.get("corruption") else None,
+        "image_digests": pack_digests(found.image_names[i] for i in fit.tolist()),
     }
     calibration = Calibration(temperature.value, rules, model.posterior, source, check)
     notes += [temperature.warning] if temperature.warning else []
+    worse = [check[when]["cls/NLL"] for when in ("before", "after")]
+    if worse[1] > worse[0]:
+        told = f"the temperature made the NLL of the other images worse, {worse[1]:.4f} and not {worse[0]:.4f}"
+        notes.append(f"{told}: calibrate on more images, or on images that are more alike")
     notes += [f"{len(found.skipped)} images are left out, the first: {found.skipped[0]}"] if found.skipped else []
     return ModelCalibration(calibration, save_calibration(model.place, calibration), described, notes)
 
@@ -191,38 +220,30 @@ def check_storable(place: str | Path) -> None:
         raise UserError(f"{place} is on the hub, where nothing can be stored: give the folder of a download")
 
 
-def _refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
-    """Stop when the model was trained on any of the images, whatever name leads to them; say what is not known."""
-    if model.training is None:
-        return ["this model does not say what it was trained on; make sure it is not these images"]
-    trained = model.training
+def _check_enough(
+    labels: npt.NDArray[np.int64], names: Sequence[str], alpha: float, per_class: bool, data: str
+) -> list[str]:
+    """Refuse too few images to fit on; say which classes have none."""
+    conformal_rank(len(labels), alpha)
+    counts = np.bincount(labels, minlength=len(names))
+    if per_class:
+        fewest = int(counts.argmin())
+        conformal_rank(int(counts[fewest]), alpha, f" of every class, such as {names[fewest]},")
+    missing = [name for name, count in zip(names, counts, strict=True) if not count]
+    if not missing:
+        return []
+    more = f" and {len(missing) - 1} more classes" if len(missing) > 1 else ""
+    return [f"{data} has no image to fit on of class {missing[0]}{more}: of those the calibration knows nothing"]
+
+
+def _check_replaced(place: str | Path, images: int) -> None:
+    """Refuse to replace a calibration of these weights that was made from more images."""
     try:
-        data = open_data(
-            trained.data,
-            labels=trained.labels,
-            group_by=trained.group_by,
-            channels=model.transform.channels,
-            strict=False,
-        )
-        seen_images = hold_out(data, trained.val_fraction, trained.seed).train
-    except DataError:
-        return [f"the training images {trained.data} are gone; make sure that these are others"]
-    seen = {_place(seen_images.name(i)) for i in range(len(seen_images))}
-    known = sum(_place(images.name(i)) in seen for i in range(len(images)))
-    if known:
+        old = load_calibration(place)
+    except UserError:  # of other weights, or damaged
+        return
+    before = 0 if old is None else old.fitted_on.get("images", 0)
+    if before > images:
         raise UserError(
-            f"the model was trained on {known} of the {len(images)} images of {uri}: calibrate on others, "
-            f"such as --data {quoted(trained.data)}, of which the held-out images are taken"
+            f"{place} has a calibration from {before} images, more than these {images}: --replace replaces it"
         )
-    return []
-
-
-def _place(name: str) -> str:
-    """An image's name without symbolic links on the way to it."""
-    folder, slash, file = name.rpartition("/")
-    return os.path.join(_real(folder), file) if slash else name
-
-
-@lru_cache(maxsize=2**16)
-def _real(folder: str) -> str:
-    return os.path.realpath(folder)

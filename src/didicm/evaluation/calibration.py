@@ -21,6 +21,7 @@ FORMAT = 1
 AGAIN = "calibrate again, or leave the calibration out with --no-calibrated"
 
 LOWEST, HIGHEST = 0.05, 20.0
+WEAK_PRIOR = 10.0  # images that confirm the posterior: few are held out where there are few
 FLAT = 1e-12  # a slope of the NLL that is rounding error
 
 

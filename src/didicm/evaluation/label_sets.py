@@ -53,9 +53,10 @@ class ConformalRule:
 
     method: Method
     alpha: float  # share of images whose set may miss the true class
-    threshold: float  # largest score that enters the set
+    threshold: float  # largest score that enters the set, of any class
     n: int  # images it was fitted on
     ranked_ties: bool = False  # as in `class_scores`; version 0.1.0 left them equal
+    class_thresholds: tuple[float, ...] | None = None  # (K,), where each class has its own (Mondrian)
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -69,6 +70,13 @@ class ConformalRule:
         if not isinstance(self.ranked_ties, bool):
             raise UserError(f"ranked_ties of a conformal rule must be true or false, got {self.ranked_ties!r}")
         conformal_rank(self.n, self.alpha)
+        if self.class_thresholds is not None and not all(0 <= x <= self.threshold for x in self.class_thresholds):
+            raise UserError(f"class_thresholds of a conformal rule must be in [0, {self.threshold}]")
+
+    @property
+    def per_class(self) -> bool:
+        """Whether images of every class are covered as often, and so those of any mixture of classes."""
+        return self.class_thresholds is not None
 
     def contains(
         self, probs: Floats, u: Floats | None = None, *, allow_empty: bool = False
@@ -85,33 +93,43 @@ class ConformalRule:
         """
         if (u is not None) != (self.method == "aps-randomised"):
             raise UserError("uniform numbers u are for method aps-randomised, which needs them, and for no other")
-        inside = class_scores(self.method, probs, u, self.ranked_ties) <= self.threshold
+        if self.class_thresholds is not None and len(self.class_thresholds) != probs.shape[-1]:
+            raise UserError(f"a conformal rule of {len(self.class_thresholds)} classes is for another model")
+        limits = self.threshold if self.class_thresholds is None else np.array(self.class_thresholds)
+        inside: npt.NDArray[np.bool_] = class_scores(self.method, probs, u, self.ranked_ties) <= limits
         if not allow_empty:
-            # It has the lowest score, so it is in every other set already.
-            inside[np.arange(len(probs)), probs.argmax(-1)] = True
+            empty = np.flatnonzero(~inside.any(-1))
+            inside[empty, probs[empty].argmax(-1)] = True
         return inside
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self)
+        values = asdict(self)
+        thresholds = values.pop("class_thresholds")
+        return values if thresholds is None else {**values, "class_thresholds": list(thresholds)}
 
     @classmethod
     def from_dict(cls: type[Rule], values: Mapping[str, Any]) -> Rule:
         """Rebuild a rule; missing and unknown keys are errors."""
-        values = {"ranked_ties": False, **coerce(values, Mapping[str, Any], "a conformal rule")}
+        values = coerce(values, Mapping[str, Any], "a conformal rule")
+        values = {"ranked_ties": False, "class_thresholds": None, **values}
         expected = {field.name for field in fields(cls)}
         if set(values) != expected:
             odd = sorted(set(values) ^ expected)[0]
             raise UserError(f"a conformal rule has {'no' if odd in values else 'a'} key {odd!r}: restore the file")
-        return cls(**values)
+        thresholds = coerce(values["class_thresholds"], tuple[float, ...] | None, "class_thresholds")
+        return cls(**{**values, "class_thresholds": thresholds})
 
 
-def conformal_rank(n: int, alpha: float) -> int:
-    """Which of n sorted scores is the threshold."""
+def conformal_rank(n: int, alpha: float, of: str = "") -> int:
+    """Which of n sorted scores is the threshold; `of` says of what the images are."""
     if not 0 < alpha < 1:
         raise UserError(f"alpha, the share of sets that may miss, must lie between 0 and 1, got {alpha}")
     rank = math.ceil((n + 1) * (1 - alpha) - 1e-9)  # 10 x (1 - 0.7) is a hair above 3
     if rank > n:
         needed = math.ceil(1 / alpha - 1e-9) - 1
-        raise UserError(f"conformal sets with alpha {alpha} need at least {needed} held-out images, got {n}")
+        raise UserError(
+            f"conformal sets with alpha {alpha} need at least {needed} held-out images{of} to fit on, got {n}: "
+            "give more images or a larger alpha"
+        )
     return rank

@@ -16,7 +16,7 @@ from didicm.checkpoint import load
 from didicm.classifier import Classifier, DiffusionClassifier
 from didicm.data import ImageSet
 from didicm.diffusion import Step
-from didicm.evaluation.calibration import apply_temperature, fit_temperature
+from didicm.evaluation.calibration import WEAK_PRIOR, apply_temperature, fit_temperature
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import Evaluation, Scratch, evaluate
 from didicm.evaluation.store import save_posteriors
@@ -32,7 +32,6 @@ from didicm.training.tracking import METRICS
 EVAL_SEED = 0  # the test images are corrupted alike for every method and seed
 BATCH = 250  # on each device
 SCRATCH = "scratch"
-PRIOR = 10.0  # images: few are held out where there are few
 KEPT = 200  # test images that are kept to look at
 TRACED = 24  # of them, with their trajectory through diffusion time
 _CP_SETTINGS = ("steps", "solver", "score_time", "floor", "select")  # of a trajectory over probabilities
@@ -124,7 +123,7 @@ def _result(
         probs, calls = tested.probs[spec.name], tested.nfe[spec.name]
         temperature, scaled, file = None, None, None
         if held_out is not None:
-            temperature = fit_temperature(held_out.probs[spec.name], held_out.labels, PRIOR).value
+            temperature = fit_temperature(held_out.probs[spec.name], held_out.labels, WEAK_PRIOR).value
             scaled = evaluate_probs(apply_temperature(probs, temperature), tested.labels)
         if spec.stored:
             file = folder / f"posteriors-{i}.safetensors"

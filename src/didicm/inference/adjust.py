@@ -59,8 +59,9 @@ class Adjustment:
 
 
 def kept_rule(rule: ConformalRule | None, adjustment: Adjustment | None) -> ConformalRule | None:
-    """A conformal rule if it still covers the truth as often: under other class frequencies it need not."""
-    return None if adjustment is not None and adjustment.other_prior else rule
+    """A conformal rule if it still covers the truth as often: under other frequencies only one per class does."""
+    shifted = adjustment is not None and adjustment.other_prior
+    return None if rule is None or (shifted and not rule.per_class) else rule
 
 
 def make_adjustment(

@@ -188,7 +188,10 @@ def _calibration_text(calibration: Calibration | None) -> str:
     if calibration is None:
         return "None: the probabilities are as the network gives them, and there are no conformal sets."
     source = _public(calibration.fitted_on)
-    rules = ", ".join(f"{name.upper()} with alpha {rule.alpha:g}" for name, rule in calibration.conformal.items())
+    rules = ", ".join(
+        f"{name.upper()} with alpha {rule.alpha:g}{' for every class' if rule.per_class else ''}"
+        for name, rule in calibration.conformal.items()
+    )
     return (
         f"`{CALIBRATION}` holds a temperature of {calibration.temperature:.3g} and conformal sets ({rules}), "
         f"fitted to {source.get('images', 'some')} held-out images ({source.get('split') or source.get('data')})."

@@ -11,6 +11,7 @@ from PIL import Image
 from didicm.errors import UserError
 
 if TYPE_CHECKING:
+    from didicm.evaluation.label_sets import ConformalRule
     from didicm.inference.onnx import OnnxPredictor
     from didicm.inference.predictor import Predictor
 
@@ -46,6 +47,7 @@ class Engine(Protocol):
 
     class_names: list[str]
     training_prior: dict[str, Any] | None
+    rule: "ConformalRule | None"  # of its conformal sets
     has_trajectory: bool
 
     def describe(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class TorchEngine:
     def __init__(self, predictor: "Predictor") -> None:
         self.predictor = predictor
         self.class_names = predictor.class_names
-        self.training_prior = predictor.model.checkpoint.training_prior
+        self.training_prior, self.rule = predictor.model.checkpoint.training_prior, predictor.rule
         sampler = predictor.model.resolved_sampler
         self.has_trajectory = sampler is not None and sampler.method != "readout"
         self._for = lru_cache(maxsize=32)(self._changed)
@@ -124,7 +126,7 @@ class OnnxEngine:
 
     def __init__(self, predictor: "OnnxPredictor") -> None:
         self.predictor, self.class_names = predictor, predictor.class_names
-        self.training_prior = predictor.metadata.training_prior
+        self.training_prior, self.rule = predictor.metadata.training_prior, predictor.rule
 
     def describe(self) -> dict[str, Any]:
         """What its file says of itself."""

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from didicm.errors import UserError
-from didicm.inference.adjust import Adjustment, make_adjustment
+from didicm.inference.adjust import Adjustment, kept_rule, make_adjustment
 from didicm.serving.batching import Batcher
 from didicm.serving.engine import Answer, Engine, Probs, Question
 from didicm.serving.metrics import Metrics
@@ -104,7 +104,7 @@ class Service:
             raise RefusalError(422, "this server has no baseline: leave out baseline, or start it with --baseline")
         adjustment = adjustment_for(self.engine, options)
         found = [
-            describe(answer, self.engine.class_names, adjustment, options.top)
+            describe(answer, self.engine, adjustment, options.top)
             for answer in await self.answers(images, options.question)
         ]
         if options.baseline and self.baseline is not None:
@@ -114,7 +114,7 @@ class Service:
             answers = await self.answers(images, question, self.baseline)
             for entry, answer in zip(found, answers, strict=True):
                 if "error" not in entry:
-                    entry["baseline"] = describe(answer, engine.class_names, adjustment, options.top)
+                    entry["baseline"] = describe(answer, engine, adjustment, options.top)
         return found
 
 
@@ -145,17 +145,19 @@ def adjustment_for(engine: Engine, options: Options) -> Adjustment | None:
 
 
 def describe(
-    answer: Answer | UserError, names: Sequence[str], adjustment: Adjustment | None, top: int
+    answer: Answer | UserError, engine: Engine, adjustment: Adjustment | None, top: int
 ) -> dict[str, Any]:
     """An answer as JSON: the top classes, how uncertain they are, the set that covers the truth, the steps."""
     if isinstance(answer, UserError):
         return {"error": str(answer)}
     states = np.stack([answer.probs, *(state for _, state in answer.trajectory or [])])  # (1 + T, K)
-    inside = None if answer.conformal_set is None else np.isin(names, answer.conformal_set)[None]
+    names, rule = engine.class_names, kept_rule(engine.rule, adjustment)
+    inside = None
+    if answer.conformal_set is not None and rule is not None:
+        inside = np.isin(names, answer.conformal_set)[None]
     if adjustment is not None:
         names, states = adjustment.names, adjustment.probs(states)
-        # Under other frequencies of the classes the sets cover the truth more or less often.
-        inside = None if inside is None or adjustment.other_prior else adjustment.sets(inside, states[:1])
+        inside = None if inside is None else adjustment.sets(inside, states[:1])
     probs = states[0]
     order = np.argsort(-probs, kind="stable")
     found: dict[str, Any] = {

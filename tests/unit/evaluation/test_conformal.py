@@ -167,6 +167,37 @@ def test_sets_cover_as_often_as_they_promise(alpha, temperature):
         assert 1 - alpha - 0.015 <= np.mean(shares) <= 1 - alpha + 1 / 101 + 0.015, method
 
 
+@pytest.mark.filterwarnings("ignore:WARNING. your conformalization dataset has less labels")
+def test_per_class_it_is_a_rule_of_mapie_for_each_class():
+    held, labels = simulate(300, 3, seed=1)
+    new, _ = simulate(200, 3, seed=2)
+    rule = fit_lac(held, labels, 0.1, per_class=True)
+    for k in range(3):
+        threshold, sets = mapie("lac", 0.1, held[labels == k], labels[labels == k], new)
+        assert rule.class_thresholds[k] == pytest.approx(threshold, abs=1e-12)
+        assert torch.equal(rule.sets(new, allow_empty=True)[:, k], sets[:, k])
+    assert rule.threshold == max(rule.class_thresholds)
+    assert rule.sets(new).any(-1).all()
+
+
+@pytest.mark.parametrize("fit", [fit_lac, fit_aps])
+def test_per_class_every_class_is_covered_also_where_one_rule_for_all_leaves_one_out(fit):
+    """Classes of frequencies 16 to 1, as the posterior knows; 100 x 900 labels leave 0.5 % to most."""
+    weights = torch.tensor([16.0, 4.0, 1.0])
+    found = {False: [], True: []}
+    for seed in range(100):
+        probs, labels = simulate(9000, 3, seed, signal=1.5)
+        drawn = torch.multinomial(weights[labels], 1800, generator=torch.Generator().manual_seed(seed))
+        probs, labels = probs[drawn] * weights / (probs[drawn] @ weights.double()).unsqueeze(1), labels[drawn]
+        for per_class, shares in found.items():
+            sets = fit(probs[:900], labels[:900], 0.1, per_class=per_class).sets(probs[900:], allow_empty=True)
+            shares.append([coverage(sets[labels[900:] == k], labels[900:][labels[900:] == k]) for k in range(3)])
+    assert min(np.mean(found[False], 0)) < 0.85
+    for share in np.mean(found[True], 0):
+        # The last class of APS always has the score 1: of the rare class more is covered than has to be.
+        assert 0.9 - 0.015 <= share <= (0.94 if fit is fit_lac else 1)
+
+
 def test_an_empty_set_gets_the_most_probable_class_unless_allowed():
     rule = Conformal("lac", 0.5, 0.3, 9)
     probs = torch.tensor([[0.5, 0.4, 0.1], [0.8, 0.1, 0.1]])
@@ -204,6 +235,8 @@ GOOD = {"method": "lac", "alpha": 0.1, "threshold": 0.9, "n": 100}
         ({"alpha": "0.1"}, "alpha .* must be a number"),
         ({"threshold": math.nan}, "threshold .* must be a number"),
         ({"n": 3}, "at least 9 held-out images"),
+        ({"class_thresholds": [0.5, 0.95]}, "class_thresholds .* must be in"),
+        ({"class_thresholds": ["x"]}, "class_thresholds must be a list"),
         ({"n": True}, "n of a conformal rule"),
     ],
 )
@@ -217,8 +250,13 @@ def test_bad_requests_are_one_sentence():
     probs, labels = simulate(8, 3, seed=0)
     u = torch.zeros(8)
     for call, message in (
-        (lambda: fit_lac(probs, labels, 0.1), "need at least 9 held-out images, got 8"),
+        (lambda: fit_lac(probs, labels, 0.1), "need at least 9 held-out images to fit on, got 8"),
         (lambda: fit_aps(probs, labels, 0.01), "need at least 99 held-out images"),
+        (
+            lambda: fit_lac(probs, labels, 0.3, per_class=True),
+            r"at least 3 held-out images of every class \(class",
+        ),
+        (lambda: Conformal("lac", 0.3, 1.0, 8, class_thresholds=(0.5, 1.0)).sets(probs), "is for another model"),
         (lambda: fit_lac(probs, labels, 0.0), "between 0 and 1"),
         (lambda: fit_aps(probs, labels, 0.5, u=u[1:]), "u must be 8 numbers"),
         (lambda: fit_aps(probs, labels, 0.5, u=u + 2), "u must be 8 numbers"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,6 +106,8 @@ def test_sets_drop_no_class_that_can_occur(likelihood, classes, coarser, thresho
 def test_under_another_prior_no_coverage_is_claimed():
     shifted = make_adjustment(NAMES, stored([1, 2, 3, 4]), prior="uniform")
     assert kept_rule(RULE, shifted) is None
+    per_class = replace(RULE, class_thresholds=(0.2, 0.3, 0.6, 0.1))  # which hold for any frequencies
+    assert kept_rule(per_class, shifted) is per_class
     assert kept_rule(RULE, make_adjustment(NAMES, None, classes=["ant"])) is RULE
     assert kept_rule(RULE, None) is RULE
 

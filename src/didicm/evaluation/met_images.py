@@ -1,0 +1,126 @@
+"""Which images a model has met before: by training, by the choice of its weights, by calibration.
+
+On any of them it looks better than it is. Images are known by their names, without symbolic links on the way.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from didicm.data import Data, DataError, ImageSet, hold_out, open_data
+from didicm.errors import UserError
+from didicm.evaluation.calibration import AGAIN, Calibration
+from didicm.evaluation.stored import StoredModel, same_place
+from didicm.text import quoted
+
+DIGEST = 6  # bytes per image: a set of a million holds one in 280 million others by mistake
+BEST = "best"
+
+
+def refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
+    """Stop when the model was trained on any of the images; say what is not known."""
+    if model.training is None:
+        return ["this model does not say what it was trained on; make sure it is not these images"]
+    data = _training_data(model)
+    if data is None:
+        return [f"the training images {model.training.data} are gone; make sure that these are others"]
+    if known := _count_shared(images, data.train):
+        raise UserError(
+            f"the model was trained on {known} of the {len(images)} images of {uri}: calibrate on others, "
+            f"such as --data {quoted(model.training.data)}, of which the held-out images are taken"
+        )
+    return []
+
+
+def note_choice(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
+    """Say how many of the images chose the weights: training keeps in best/ those that were best on its own."""
+    if model.training is None or Path(model.place).name != BEST:
+        return []
+    trained_on = model.training.data
+    if not same_place(uri, trained_on) and not Path(trained_on.removeprefix("folder:")).exists():
+        return []  # nothing is fetched to find out
+    data = _training_data(model)
+    chose = 0 if data is None or data.val is None else _count_shared(images, data.val)
+    if not chose:
+        return []
+    return [
+        f"{chose} of the {len(images)} images chose the weights in {BEST}/ among those of all epochs: on them it "
+        "looks a little better than it is"
+    ]
+
+
+def leave_out_fitted(images: ImageSet, uri: str, calibration: Calibration) -> tuple[ImageSet, list[str]]:
+    """The images that a calibration was not fitted on, and what there is to say about the others."""
+    source = calibration.fitted_on
+    if "image_digests" not in source:  # before version 0.2.0
+        same = same_place(str(source.get("data")), uri)
+        told = (
+            f"the calibration was fitted on {source.get('images')} images of the same data: on those it looks a "
+        )
+        return images, [told + "little better than it is"] if same else []
+    used = _unpack(source["image_digests"])
+    names = (images.name(i) for i in range(len(images)))
+    fresh = np.array([i for i, name in enumerate(names) if _digest(name) not in used], dtype=np.int64)
+    if len(fresh) == len(images):
+        return images, []
+    if not len(fresh):
+        return images, ["the calibration was fitted on all of these images: it looks better than it is"]
+    count = len(images) - len(fresh)
+    told = f"{count} images are left out, as the calibration was fitted on them: --no-calibration measures all"
+    return images.select(fresh), [told]
+
+
+def pack_digests(names: Iterable[str]) -> str:
+    """Images by their names, as a calibration remembers them."""
+    return base64.b64encode(b"".join(sorted({_digest(name) for name in names}))).decode()
+
+
+def _unpack(text: str) -> set[bytes]:
+    try:
+        digests = base64.b64decode(text, validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise UserError(f"image_digests of the calibration are damaged: {AGAIN}") from error
+    return {digests[i : i + DIGEST] for i in range(0, len(digests), DIGEST)}
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.blake2b(_place(name).encode("utf-8", "surrogateescape"), digest_size=DIGEST).digest()
+
+
+def _training_data(model: StoredModel) -> Data | None:
+    """What the run that the model lies in was trained and validated on; None if it is gone."""
+    trained = model.training
+    assert trained is not None
+    try:
+        data = open_data(
+            trained.data,
+            labels=trained.labels,
+            group_by=trained.group_by,
+            channels=model.transform.channels,
+            strict=False,
+        )
+        return hold_out(data, trained.val_fraction, trained.seed)
+    except DataError:
+        return None
+
+
+def _count_shared(images: ImageSet, others: ImageSet) -> int:
+    known = {_place(others.name(i)) for i in range(len(others))}
+    return sum(_place(images.name(i)) in known for i in range(len(images)))
+
+
+def _place(name: str) -> str:
+    """An image's name without symbolic links on the way to it."""
+    folder, slash, file = name.rpartition("/")
+    return os.path.join(_real(folder), file) if slash else name
+
+
+@lru_cache(maxsize=2**16)
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)

@@ -1,0 +1,131 @@
+"""A calibration that cannot mislead: what `calibrate` refuses, what it says, and what `evaluate` knows of it."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from didicm.data import stratified_split
+from didicm.errors import UserError
+from didicm.evaluation import assess
+from didicm.evaluation.assess import calibrate, evaluate
+from didicm.evaluation.calibration import WEAK_PRIOR, Temperature, fit_temperature, load_calibration
+from didicm.inference.predictor import Predictor
+
+QUICK = {"workers": 0, "batch_size": 64}
+
+
+@pytest.fixture
+def images(tmp_path, make_folder):
+    """Twenty images of each of three classes."""
+    return str(make_folder(tmp_path / "images", classes=("ant", "bee", "cat"), count=20, size=(8, 8)))
+
+
+@pytest.fixture
+def model(tmp_path, save_model):
+    return save_model(tmp_path / "model", training_prior={"images": [1, 1, 2], "balance": "none"})
+
+
+def test_too_few_images_are_refused_before_the_work(model, images, tmp_path, make_folder):
+    few = str(make_folder(tmp_path / "few", classes=("ant", "bee", "cat"), count=5, size=(8, 8)))
+    for asked, says in (
+        (
+            {"data": few},
+            "alpha 0.1 need at least 9 held-out images to fit on, got 7: give more images or a larger alpha",
+        ),
+        ({"data": images, "alpha": 0.01}, "need at least 99 held-out images to fit on, got 30"),
+        (
+            {"data": images, "alpha": 0.05, "per_class": True},
+            "at least 19 held-out images of every class, such as ant,",
+        ),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)):
+            calibrate(model, **asked, progress=lambda *_: pytest.fail("it went to work"), **QUICK)
+    assert not (model / "calibration.json").exists()
+
+
+def test_missing_classes_and_a_temperature_that_does_harm_are_told(model, tmp_path, make_folder, monkeypatch):
+    two = str(make_folder(tmp_path / "two", classes=("ant", "bee"), count=20, size=(8, 8)))
+    notes = calibrate(model, two, **QUICK).notes
+    assert f"{two} has no image to fit on of class cat: of those the calibration knows nothing" in notes
+    monkeypatch.setattr(assess, "fit_temperature", lambda *_: Temperature(0.05, 1.0, 1.0, 20, None))
+    (note,) = [note for note in calibrate(model, two, **QUICK).notes if "worse" in note]
+    assert note.startswith("the temperature made the NLL of the other images worse")
+
+
+def test_few_images_get_the_weak_prior_of_the_studies(model, images):
+    found = evaluate(model, images, calibrated=False, **QUICK)
+    fit, _ = stratified_split(found.labels.numpy(), 0.7, 0)
+    weak, none = (fit_temperature(found.probs[fit], found.labels[fit], prior).value for prior in (WEAK_PRIOR, 0))
+    assert abs(weak - 1) < abs(none - 1)
+    made = calibrate(model, images, fraction=0.3, **QUICK).calibration
+    assert made.temperature == pytest.approx(weak, rel=1e-6)
+
+
+def test_a_calibration_from_more_images_is_replaced_only_if_that_is_said(model, images, tmp_path, make_folder):
+    fewer = str(make_folder(tmp_path / "fewer", classes=("ant", "bee", "cat"), count=8, size=(8, 8)))
+    calibrate(model, images, **QUICK)
+    with pytest.raises(UserError, match="a calibration from 30 images, more than these 12: --replace replaces it"):
+        calibrate(model, fewer, **QUICK)
+    assert load_calibration(model).fitted_on["images"] == 30
+    calibrate(model, fewer, replace=True, **QUICK)
+    calibrate(model, images, **QUICK)  # more images need no such word
+    assert load_calibration(model).fitted_on["images"] == 30
+
+
+def test_images_that_calibrated_are_left_out_of_an_evaluation(model, images, tmp_path):
+    made = calibrate(model, images, **QUICK).calibration
+    found = evaluate(model, images, **QUICK)
+    assert len(found.labels) == 30
+    assert found.notes == [
+        "30 images are left out, as the calibration was fitted on them: --no-calibration measures all"
+    ]
+    assert found.metrics["cls/NLL"] == pytest.approx(made.check["after"]["cls/NLL"], rel=1e-5)
+    (tmp_path / "link").symlink_to(images)
+    assert set(evaluate(model, str(tmp_path / "link"), **QUICK).labels.bincount().tolist()) == {10}
+    assert len(evaluate(model, images, calibrated=False, **QUICK).labels) == 60
+    copied = evaluate(model, str(shutil.copytree(images, tmp_path / "copy")), **QUICK)
+    assert (len(copied.labels), copied.notes) == (60, [])  # other files, as far as names tell
+
+    path = model / "calibration.json"
+    stored = json.loads(path.read_text())
+    left = {name.removeprefix(f"{images}/") for name in found.image_names}
+    for name in left:
+        (tmp_path / "images" / name).unlink()
+    (note,) = evaluate(model, images, **QUICK).notes
+    assert "fitted on all of these images" in note
+    del stored["fitted_on"]["image_digests"]  # as version 0.1.0 wrote it
+    path.write_text(json.dumps(stored))
+    (note,) = evaluate(model, images, **QUICK).notes
+    assert note.startswith("the calibration was fitted on 30 images of the same data")
+    stored["fitted_on"]["image_digests"] = 7
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="image_digests of the calibration are damaged: calibrate again"):
+        evaluate(model, images, **QUICK)
+
+
+def test_images_that_chose_the_best_weights_are_told(model, images, tmp_path, make_folder):
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "best")
+    shutil.copytree(model, run / "last")
+    (run / "config.yaml").write_text(json.dumps({"data": images, "val_fraction": 0.4, "seed": 3}))
+    told = "24 of the 24 images chose the weights in best/ among those of all epochs"
+    assert evaluate(run, images, **QUICK).notes[0].startswith(told)
+    assert evaluate(run, images, split="train", **QUICK).notes == []
+    assert evaluate(run / "last", images, **QUICK).notes == []
+    other = str(make_folder(tmp_path / "other", classes=("ant", "bee", "cat"), count=2, size=(8, 8)))
+    assert evaluate(run, other, **QUICK).notes == []
+    assert calibrate(run, images, **QUICK).notes[0].startswith(told)
+
+
+def test_sets_per_class_are_stored_and_stay_under_another_prior(model, images, picture, works):
+    shown = works("calibrate", model, "--data", images, "--workers", 0, "--per-class", "--alpha", 0.2).out
+    assert re.search(r"LAC .* 0\.\d{4} to 0\.\d{4}", shown)
+    assert len(json.loads((model / "calibration.json").read_text())["conformal"]["aps"]["class_thresholds"]) == 3
+    plain, shifted = Predictor.load(model)(picture(0)), Predictor.load(model, prior="uniform")(picture(0))
+    assert set(shifted.conformal_set) == set(plain.conformal_set)
+    assert shifted.classes != plain.classes
+    assert "sets that hold the truth" in works("evaluate", model, "--data", images, "--workers", 0).out
+    path = f"{images}/ant/0.png"
+    assert "for 80 % of images of every class: " in works("predict", model, path, "--prior", "uniform").out
