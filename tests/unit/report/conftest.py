@@ -81,11 +81,12 @@ def store():
         for place, (seed, condition, method) in enumerate(grid):
             generator = torch.Generator().manual_seed(place)
             labels = torch.arange(images) % len(names)
-            truth = torch.nn.functional.one_hot(labels, len(names))
+            looks_like = (labels + (torch.arange(images) < 4)) % len(names)  # the first four mislead all methods
+            seen = torch.nn.functional.one_hot(looks_like, len(names))
             calls = (1,) if method.baseline else (8, 1)
             measurements = []
             for i, n in enumerate(calls):
-                logits = 1.5 * truth + torch.randn(images, len(names), generator=generator)
+                logits = 1.5 * seen + torch.randn(images, len(names), generator=generator)
                 probs = logits.softmax(-1)
                 file = f"measured/{place}/posteriors-{i}.safetensors"
                 save_posteriors(folder / file, probs, labels, names, [str(i) for i in range(images)])
