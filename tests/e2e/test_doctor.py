@@ -32,7 +32,8 @@ def test_doctor_names_what_is_wrong_and_draws_examples(folder, tmp_path, capsys)
         f"{folder}/train/cat/broken.jpg cannot be read",
         f"also in validation: {folder}/train/cat/3.png = {folder}/val/cat/copy.png",
         f"under two classes: {folder}/train/cat/4.png = {folder}/train/dog/twin.png",
-        "Fix this first: 1 unreadable training image",
+        "1 unreadable training image",
+        "Fix these first, then look again.",
         str(picture),
     ):
         assert words in printed

@@ -12,10 +12,14 @@ from rich.text import Text
 from didicm.cli.flags import parse
 from didicm.data import DataError, TrainTransform, find_transform, open_data
 from didicm.data.doctor import Findings, Look, examine, save_examples, spread
+from didicm.evaluation.stored import open_model
+from didicm.evaluation.suspects import find_suspects
 from didicm.files import check_replaceable, is_our_picture
 from didicm.progress import ProgressDisplay
 from didicm.settings import load_recipe
 from didicm.text import SafeConsole, readable
+
+MOST_SUSPECTS = 50
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,18 @@ class DoctorOptions:
 
     Args:
         data: where the images are, as for didicm train --data
+        labels: a table of what the images of a folder show, as for didicm train
+        group_by: a column or a regular expression, as for didicm train: groups in two splits are told
+        check_labels: a run whose model looks for wrong labels among the images that it was not trained on
         recipe: whose transforms to draw
         examples: where to draw what the transforms do
         force: replace a file there that this command did not make
     """
 
     data: str
+    labels: str | None = None
+    group_by: str | None = None
+    check_labels: str | None = None
     recipe: str = "small"
     examples: Path = Path("doctor.png")
     force: bool = False
@@ -43,7 +53,8 @@ def main(argv: list[str]) -> int:
     check_replaceable(options.examples, is_our_picture, "--examples", force=options.force)
     config = load_recipe(options.recipe)
     image = config.image
-    data = open_data(options.data, strict=False)
+    model = open_model(options.check_labels) if options.check_labels else None
+    data = open_data(options.data, labels=options.labels, group_by=options.group_by, strict=False)
     try:
         transform = find_transform(
             data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation
@@ -55,6 +66,11 @@ def main(argv: list[str]) -> int:
         save_examples(data.train, TrainTransform(config.augment, transform), options.examples)
         console.print(f"What the transforms do to three images: {readable(str(options.examples))}")
     findings = examine(data, partial(_track, console))
+    if model is not None:
+        suspects, described = find_suspects(model, options.data, labels=options.labels, group_by=options.group_by)
+        told = f"{len(suspects)} labels are doubtful, by the model {options.check_labels} on images {described}"
+        for line in (told, *_first([str(suspect) for suspect in suspects], MOST_SUSPECTS)):
+            console.print(readable(line), highlight=False)
     for part in render(findings):
         console.print(part)
     return 1 if findings.problems else 0

@@ -9,7 +9,9 @@ import os
 import stat
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -21,10 +23,10 @@ from didicm.errors import UserError
 MODES = {1: "L", 3: "RGB"}
 # What is opened, decided by content and not by name. Others are no photographs or do more than decode: PostScript
 # would start Ghostscript.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 TGA_END = b"TRUEVISION-XFILE.\0"  # a TGA file has no mark at its start, and none at all in the first version
 MEMORY = 256 * 2**20  # bytes that decoding one image may take
-DECODERS = {"WEBP": 12, "AVIF": 12, "JPEG2000": 24}  # bytes per pixel that they hold beside the image
+DECODERS = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 24}  # bytes per pixel that they hold beside the image
 MAX_LOSS = 32  # pixels that are resized for each one that is kept
 TILE = 2**18  # pixels that are converted at a time
 ORIENTATION, TILE_WIDTH, TILE_LENGTH = 0x0112, 0x0142, 0x0143  # tags of EXIF and TIFF
@@ -151,6 +153,8 @@ def _stored_bytes(image: Image.Image) -> int:
 
 @cache
 def _formats() -> list[str]:
-    """What this Pillow has of `FORMATS`."""
+    """What this Pillow has of `FORMATS`; HEIF, as telephones write it, comes with the package pillow-heif."""
     Image.init()
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
     return [name for name in FORMATS if name in Image.OPEN]

@@ -1,6 +1,7 @@
 """Look at data before training on it: what cannot be read, what is lopsided, what leaks."""
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
 from didicm.data.decode import tiles
+from didicm.data.folder import EXTENSIONS
+from didicm.data.groups import shared_groups
 from didicm.data.images import ImageSet, UnreadableImageError, some
 from didicm.data.randomness import keys, preserved
 from didicm.data.sources import Data
@@ -23,6 +26,11 @@ from didicm.data.transforms import TrainTransform, to_tensor
 from didicm.files import SOFTWARE, write_files
 from didicm.text import quoted
 
+# Images, in the widest sense, of kinds that we do not open.
+UNSUPPORTED = frozenset((
+    ".heic", ".heif", ".psd", ".xcf", ".svg", ".pdf", ".eps", ".ai", ".ico", ".exr", ".hdr", ".jxl", ".dds",
+    ".dcm", ".nii", ".npy", ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".mp4", ".mov",
+))  # fmt: skip
 TINY_CLASS = 10
 IMBALANCED = 10.0
 TILE, GAP, HEADER = 160, 8, 16  # pixels of the picture of examples
@@ -65,6 +73,8 @@ class Findings:
     train: SplitFindings
     val: SplitFindings | None
     leaks: list[tuple[str, str]]  # a training and the same validation image
+    shared_groups: list[str]  # with images in both splits
+    unused: dict[str, list[str]]  # files of a folder that are no images we read, by the end of their names
     contradictions: list[tuple[str, str]]  # the same image, different classes
 
     @property
@@ -80,6 +90,10 @@ class Findings:
             found.append(f"no training images of {some(self.train.empty)}; add images or remove the class")
         if self.leaks:
             found.append(f"{_count(self.leaks, 'validation')} duplicated in training; remove one of each pair")
+        if self.shared_groups:
+            found.append(
+                f"training and validation share the groups {some(self.shared_groups)}; keep each on one side"
+            )
         return found
 
     @property
@@ -89,8 +103,14 @@ class Findings:
         if self.train.tiny:
             few = some(self.train.tiny)
             found.append(f"fewer than {TINY_CLASS} training images of {few}; expect low accuracy there")
-        if self.train.imbalance >= IMBALANCED:
-            found.append(f"the largest class has {self.train.imbalance:.0f} times the images of the smallest")
+        if self.imbalance >= IMBALANCED:
+            found.append(f"the largest class has {self.imbalance:.0f} times the images of the smallest")
+        # What training lacks as well was told as a problem.
+        if self.val and (missing := [name for name in self.val.empty if name not in self.train.empty]):
+            found.append(f"no validation images of {some(missing)}; nothing is measured there")
+        for suffix, files in self.unused.items():
+            remedy = "; pip install pillow-heif reads them" if suffix in (".heic", ".heif") else ""
+            found.append(f"{len(files)} {suffix} files are not read, such as {files[0]}{remedy}")
         if self.contradictions:
             found.append(f"{len(self.contradictions)} images appear under two classes; decide on one")
         if self.val is None:
@@ -98,10 +118,17 @@ class Findings:
         return found
 
     @property
+    def imbalance(self) -> float:
+        """Images of the largest class per image of the smallest that has any, over all splits."""
+        both = [split.counts for split in (self.train, self.val) if split is not None]
+        counts = [count for name in self.train.counts if (count := sum(split[name] for split in both))]
+        return max(counts) / min(counts) if counts else 1.0
+
+    @property
     def verdict(self) -> str:
         """What to do next, in one line."""
         if self.problems:
-            return f"Fix this first: {self.problems[0]}."
+            return f"Fix {'this' if len(self.problems) == 1 else 'these'} first, then look again."
         return f"Ready to train: didicm train --recipe small --data {quoted(self.uri)} --out runs/mine"
 
 
@@ -140,7 +167,19 @@ def examine(data: Data, track: Track = lambda looks, split, count: looks) -> Fin
                 leaks.append(pair)
             if splits[place].labels[j] != images.labels[i]:
                 contradictions.append(pair)
-    return Findings(data.uri, found["train"], found.get("val"), leaks, contradictions)
+    shared, unused = shared_groups(data.train, data.val), unused_files(data.uri)
+    return Findings(data.uri, found["train"], found.get("val"), leaks, shared, unused, contradictions)
+
+
+def unused_files(uri: str) -> dict[str, list[str]]:
+    """Files below a folder that look like images and are not read, by the end of their names."""
+    found: dict[str, list[str]] = {}
+    for folder, _, names in os.walk(Path(uri.removeprefix("folder://").removeprefix("folder:")).expanduser()):
+        for name in sorted(names):
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in UNSUPPORTED and suffix not in EXTENSIONS and not name.startswith("."):
+                found.setdefault(suffix, []).append(os.path.join(folder, name))
+    return dict(sorted(found.items()))
 
 
 def save_examples(images: ImageSet, transform: TrainTransform, path: Path, seed: int = 0) -> None:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ VAL_NAMES = ("val", "valid", "validation", "eval", "evaluation", "test")
 EXTENSIONS = frozenset((
     ".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
     ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga",
+    *((".heic", ".heif") if find_spec("pillow_heif") else ()),
 ))  # fmt: skip
 
 

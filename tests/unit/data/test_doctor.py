@@ -1,4 +1,5 @@
 import shutil
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -37,8 +38,9 @@ def test_everything_is_found(sick):
     assert [(a.split("/")[-1], b.split("/")[-1]) for a, b in findings.leaks] == [("3.png", "copy.bmp")]
     ((a, b),) = findings.contradictions
     assert {a.split("/")[-1], b.split("/")[-1]} == {"same.png", "1.png"}
-    assert findings.verdict == "Fix this first: 1 unreadable training image to repair or remove."
-    assert [problem.split(";")[0] for problem in findings.problems[1:]] == [
+    assert findings.verdict == "Fix these first, then look again."
+    assert [problem.split(";")[0] for problem in findings.problems] == [
+        "1 unreadable training image to repair or remove",
         "no training images of yak",
         "1 validation image duplicated in training",
     ]
@@ -52,7 +54,7 @@ def test_healthy_data_is_ready():
 
 def test_one_class_is_a_problem_not_a_crash(tmp_path, make_folder):
     findings = examine(open_data(str(make_folder(tmp_path, ["only"])), strict=False))
-    assert "fewer than two classes" in findings.verdict
+    assert "fewer than two classes" in findings.problems[0]
     assert any("no validation split" in line for line in findings.advice)
 
 
@@ -88,3 +90,32 @@ def test_examples_show_the_transforms(tmp_path, make_folder):
     assert all(cell.std() > 1 for cell in cells)
     with pytest.raises(UserError, match="cannot be written"):
         save_examples(images, transform, tmp_path / "new" / "examples.png" / "x.png")
+
+
+def test_what_splits_lack_and_share_is_told(tmp_path, make_folder):
+    make_folder(tmp_path / "train", ["ant", "bee"], count=2)
+    make_folder(tmp_path / "val", ["ant"], count=30)
+    (tmp_path / "train" / "IMG_1.HEIC").write_bytes(b"")
+    (tmp_path / "train" / "notes.txt").write_text("not an image")
+    findings = examine(open_data(str(tmp_path), group_by=r"(\d)\.png", strict=False))
+    assert findings.shared_groups == ["0", "1"]
+    assert "training and validation share the groups 0, 1; keep each on one side" in findings.problems
+    assert "no validation images of bee; nothing is measured there" in findings.advice
+    assert "the largest class has 16 times the images of the smallest" in findings.advice  # 32 of both splits to 2
+    told = [line for line in findings.advice if ".heic" in line.lower()]
+    if find_spec("pillow_heif") is None:
+        assert len(told) == 1
+        assert "1 .heic files are not read, such as" in told[0]
+        assert "pip install pillow-heif" in told[0]
+    assert not any("notes.txt" in line for line in findings.advice)
+    lines = findings.problems + findings.advice
+    assert len(lines) == len(set(lines))
+
+
+def test_telephone_pictures_are_read_where_pillow_heif_is(tmp_path, make_folder, picture):
+    heif = pytest.importorskip("pillow_heif")
+    make_folder(tmp_path, ["ant", "bee"], count=1)
+    heif.from_pillow(picture(5)).save(tmp_path / "ant" / "IMG_1.HEIC", quality=-1)
+    data = open_data(str(tmp_path))
+    findings = examine(data)
+    assert (findings.train.images, findings.train.unreadable, findings.unused) == (3, [], {})

@@ -1,0 +1,44 @@
+"""Labels that a model doubts."""
+
+import numpy as np
+
+from didicm import save
+from didicm.cli.__main__ import main
+from didicm.evaluation.stored import open_model
+from didicm.evaluation.suspects import SURE, find_suspects
+
+NAMES = ["ant", "bee", "cat"]
+
+
+def test_the_labels_that_a_model_doubts_come_first(tmp_path, make_checkpoint, some_images, capsys):
+    """Label images as the model does but for three; those are what it finds."""
+    made = make_checkpoint("standard")
+    made.classifier.model.fc.weight.data.mul_(100)  # so that it is sure
+    save(made.classifier, tmp_path / "model", class_names=NAMES, transform=made.transform)
+    model, images = open_model(tmp_path / "model"), some_images(30)
+    rows, probs = ["path,label"], []
+    (tmp_path / "images").mkdir()
+    for i in range(30):
+        image = images.load(i)
+        image.save(tmp_path / "images" / f"{i}.png")
+        posterior = model.classifier.posterior(model.transform(image)[None]).probs[0]
+        probs.append(posterior.detach().numpy())
+        wrong = i in (4, 11, 23)
+        rows.append(f"{i}.png,{NAMES[(int(posterior.argmax()) + wrong) % 3]}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    table = {"labels": str(tmp_path / "labels.csv")}
+    suspects, described = find_suspects(model, str(tmp_path / "images"), **table)
+    sure = [i for i in (4, 11, 23) if probs[i].max() >= SURE]
+    expected = sorted(sure, key=lambda i: -probs[i].max())
+    assert expected  # else this says nothing
+    assert [suspect.name.rsplit("/", 1)[1] for suspect in suspects] == [f"{i}.png" for i in expected]
+    assert np.allclose(
+        [suspect.probability for suspect in suspects], [probs[i].max() for i in expected], atol=1e-4
+    )
+    assert described.startswith("all of")
+    code = main(["doctor", str(tmp_path / "images"), f"--labels={table['labels']}",
+                 f"--check-labels={tmp_path / 'model'}", f"--examples={tmp_path / 'x.png'}"])  # fmt: skip
+    printed = capsys.readouterr().out
+    assert code in (0, 1)
+    assert f"{len(expected)} labels are doubtful" in printed
+    assert str(suspects[0]) in printed
