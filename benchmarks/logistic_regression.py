@@ -26,6 +26,7 @@ from torch import Tensor
 from didicm.data import ImageSet, make_loader
 from didicm.evaluation.calibration import apply_temperature, fit_temperature
 from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.store import save_posteriors
 from didicm.experiments.execute import prepare
 from didicm.experiments.measure import PRIOR
 from didicm.experiments.results import (
@@ -37,7 +38,7 @@ from didicm.experiments.results import (
     read_results,
     write_plan,
 )
-from didicm.experiments.spec import ONE_CALL, Method, Run
+from didicm.experiments.spec import MEASURED, ONE_CALL, Method, Run
 from didicm.models import cost
 from didicm.settings import TrainConfig
 from didicm.training.build import RunComponents
@@ -56,7 +57,7 @@ def add_logistic_regression(folder: Path) -> None:
     for run in _frozen_runs(plan):
         made[key := re.sub("^[a-z]+", "sklearn", run.key)] = str(METHOD)
         if key not in done:
-            append_result(folder, replace(_fit(run), key=key))
+            append_result(folder, _fit(run, key, folder))
             print(run, flush=True)
     methods = {str(method): method for method in (*plan.study.methods, METHOD)}
     study = replace(plan.study, methods=tuple(methods.values()))
@@ -74,7 +75,7 @@ def _frozen_runs(plan: Plan) -> Iterator[Run]:
             yield run
 
 
-def _fit(run: Run) -> RunResult:
+def _fit(run: Run, key: str, folder: Path) -> RunResult:
     components, test = prepare(run)
     begun = time.monotonic()
     train, train_labels = _features(components, components.train)
@@ -91,6 +92,8 @@ def _fit(run: Run) -> RunResult:
     tested, test_labels = _test_features(run.config.data, components, test)
     temperature = fit_temperature(ask(held), held_labels, PRIOR).value
     probs, price = ask(tested), cost(components.classifier.model, components.eval_transform.size)
+    stored = f"{MEASURED}/{key}/posteriors-0.safetensors"
+    save_posteriors(folder / stored, probs, test_labels, components.class_names)
     measurement = Measurement(
         sampler=ONE_CALL,
         group=ONE_CALL,
@@ -100,9 +103,10 @@ def _fit(run: Run) -> RunResult:
         metrics=evaluate_probs(probs, test_labels),
         temperature=temperature,
         scaled_metrics=evaluate_probs(apply_temperature(probs, temperature), test_labels),
+        posteriors=stored,
     )
     return RunResult(
-        key=run.key,
+        key=key,
         method=str(METHOD),
         condition=run.condition,
         seed=run.seed,

@@ -33,4 +33,6 @@ def test_it_joins_the_results_of_a_study_once(tmp_path, monkeypatch):
     assert all(plan.runs[result.key] == str(logistic_regression.METHOD) for result in results)
     rows = rows_of(results, plan.study)
     assert {str(row.method) for row in rows} == {"logistic regression, frozen"}
+    assert len(rows.entries()) == 1  # so that tables show it
+    assert all((tmp_path / row.measured.posteriors).is_file() for row in rows)
     assert all(row.measured.metrics["cls/Acc"] > 0.2 for row in rows)  # far above chance, on random features
