@@ -27,7 +27,8 @@ from didicm.models.weights import load_backbone, load_network
 from didicm.values import coerce
 
 FORMAT = 2
-CONFIG, WEIGHTS, CALIBRATION = "config.json", "model.safetensors", "calibration.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CALIBRATION, OUTLIERS = "calibration.json", "outliers.safetensors"  # the second has tensors of the first
 HUB = "hf://"
 MOST_MEMBERS = 100  # of an ensemble
 # Keys of a config beside the description of its classifier; the hub's have label_names, as timm's do.
@@ -148,7 +149,8 @@ def local_directory(source: str | Path) -> Path:
 
     repo, revision = hub_name(place)
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CALIBRATION]))
+        wanted = [CONFIG, WEIGHTS, CALIBRATION, OUTLIERS]
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(

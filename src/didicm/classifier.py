@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from didicm.diffusion import Posterior, ScoreFunction, UniformProcess, marginal_score_entropy, score_entropy
+from didicm.diffusion import (
+    Features,
+    Posterior,
+    ScoreFunction,
+    UniformProcess,
+    marginal_score_entropy,
+    score_entropy,
+)
 from didicm.diffusion import Sampler as Sampler
 from didicm.diffusion.process import at_least_float32, log_marginal
 from didicm.diffusion.sampling import Callback
@@ -118,7 +125,9 @@ class DiffusionClassifier(Classifier):
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
         sampler = self.sampler.changed(**settings) if settings else self.sampler
-        return sampler(self._network, image, self.process, callback)
+        network = _Remembering(self._network)
+        found = sampler(network, image, self.process, callback)
+        return Posterior(found.probs, found.nfe, found.calls, _pooled(network.features))
 
     @property
     def _network(self) -> ScoreFunction:
@@ -170,7 +179,7 @@ class StandardClassifier(Classifier):
         if settings:
             named = ", ".join("sampler" if name == "method" else name for name in settings)
             raise UserError(f"a standard classifier has no sampler to set: leave out {named}")
-        logits = self._logits(image)
+        logits, features = self._logits_and_features(image)
         # As of a diffusion classifier: an error, but from a compiled or exported graph, which cannot raise, NaN.
         if not torch.compiler.is_compiling() and not bool(logits.isfinite().all()):
             raise FloatingPointError(
@@ -180,15 +189,26 @@ class StandardClassifier(Classifier):
         if self._asks_per_class:
             # Each sigmoid estimates the probability of its class; a softmax would sharpen them.
             log_probs = F.logsigmoid(logits)
-            return Posterior((log_probs - log_probs.logsumexp(-1, keepdim=True)).exp(), nfe=1)
-        return Posterior(logits.softmax(-1), nfe=1)
+            return Posterior((log_probs - log_probs.logsumexp(-1, keepdim=True)).exp(), 1, features=features)
+        return Posterior(logits.softmax(-1), 1, features=features)
 
     @property
     def _asks_per_class(self) -> bool:
         return self.objective in ("binary-cross-entropy", "multi-label")
 
     def _logits(self, image: Tensor) -> Tensor:
-        logits: Tensor = self.model(image)
+        return self._checked(self.model(image), image)
+
+    def _logits_and_features(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and what the last layer makes them of: without timm's interface, the logits themselves."""
+        model: Any = self.model
+        if not all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier")):
+            logits = self._logits(image)
+            return logits, logits
+        x = model.forward_features(image)
+        return self._checked(model.forward_head(x), image), _pooled(model.forward_head(x, pre_logits=True))
+
+    def _checked(self, logits: Tensor, image: Tensor) -> Tensor:
         if logits.shape != (image.shape[0], self.num_classes):
             raise ValueError(
                 f"the network returned logits of shape {tuple(logits.shape)} for {len(image)} images and "
@@ -228,10 +248,11 @@ class Ensemble(Classifier):
         answers = [member.posterior(image, **settings) for member in self.members]
         probs = torch.stack([answer.probs for answer in answers]).mean(0)
         nfe = sum(answer.nfe for answer in answers)
+        features = torch.cat([answer.features for answer in answers if answer.features is not None], 1)
         if all(answer.calls is None for answer in answers):
-            return Posterior(probs, nfe)
+            return Posterior(probs, nfe, features=features)
         each = [torch.full((len(probs),), a.nfe) if a.calls is None else a.calls.cpu() for a in answers]
-        return Posterior(probs, nfe, calls=torch.stack(each).sum(0))
+        return Posterior(probs, nfe, torch.stack(each).sum(0), features)
 
 
 class Loss(nn.Module):
@@ -254,6 +275,29 @@ class Loss(nn.Module):
     def bits(x: Tensor) -> Tensor:
         """A float32 tensor as the integers that it is made of."""
         return x.float().contiguous().view(torch.int32)
+
+
+class _Remembering:
+    """A score network that keeps the features it encoded."""
+
+    features: Features
+
+    def __init__(self, network: ScoreFunction) -> None:
+        self._network = network
+        self.score = network.score
+
+    def encode(self, image: Tensor) -> Features:
+        self.features = self._network.encode(image)
+        return self.features
+
+
+def _pooled(features: Features) -> Tensor:
+    """Features as one vector per image (B, D), in float32 or better: maps by their mean and spread per channel."""
+    vectors = []
+    for x in map(at_least_float32, (features,) if isinstance(features, Tensor) else features):
+        x = x.flatten(2) if x.dim() > 2 else x.reshape(x.shape[0], -1, 1)  # (B, channels, places)
+        vectors += [x.mean(-1), *([x.std(-1, correction=0)] if x.shape[-1] > 1 else [])]
+    return torch.cat(vectors, 1)
 
 
 def _time(u: Tensor) -> Tensor:

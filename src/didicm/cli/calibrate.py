@@ -26,17 +26,19 @@ class CalibrateOptions(LabelledOptions):
         fraction: of the images to fit on
         per_class: a conformal threshold for every class, so that the images of each are covered
         replace: a calibration that was made from more images, too
+        false_alarms: share of images like these that may be flagged as unlike the training images
     """
 
     alpha: float = 0.1
     fraction: float = 0.5
     per_class: bool = False
     replace: bool = False
+    false_alarms: float = 0.05
 
 
 def main(argv: list[str]) -> int:
     """Fit on one part of the held-out images, report on the other, store."""
-    text = "Fit a temperature and conformal sets on held-out images, and store them with the model."
+    text = "Fit a temperature, conformal sets and an outlier score on held-out images, and store them."
     options = parse(argv, CalibrateOptions, command="calibrate", description=text, positional=["run"])
     console = SafeConsole(soft_wrap=True)
     if options.split == "train":
@@ -48,7 +50,7 @@ def main(argv: list[str]) -> int:
     hint_corruption(model, options.corruption, console)
     with options.loading(console) as loading:
         asked: dict[str, Any] = {"labels": options.labels, "group_by": options.group_by}
-        asked |= {"alpha": options.alpha, "fraction": options.fraction}
+        asked |= {"alpha": options.alpha, "fraction": options.fraction, "false_alarms": options.false_alarms}
         asked |= {"per_class": options.per_class, "replace": options.replace}
         made = calibrate(model, options.data, **asked, **loading)
     show(made.calibration, made.images, made.notes, console)
@@ -76,3 +78,9 @@ def show(calibration: Calibration, images: str, notes: list[str], console: Conso
         row = f"{lowest}{rule.threshold:.4f}", f"{100 * (1 - rule.alpha):g} %", percent(sets["coverage"])
         table.add_row(name.upper(), *row, f"{sets['mean_size']:.2f}")
     console.print(table)
+    if (outliers := calibration.outliers) is not None:
+        console.print(
+            f"outlier score above {outliers.threshold:.3f}: unlike the training images, with false alarms for "
+            f"{100 * outliers.false_alarms:g} % of images like these",
+            highlight=False,
+        )

@@ -105,6 +105,7 @@ def store(
         "metrics": result.metrics,
         "intervals": result.intervals,
         "conformal": result.conformal,
+        "unlike_training": result.unlike_training,
         "num_images": len(result.labels),
         "num_skipped": len(result.skipped),
         "notes": result.notes,
@@ -146,6 +147,8 @@ def metrics_table(result: ModelEvaluation) -> Table:
         table.add_row(
             f"{name}/size", f"{sets['mean_size']:.2f}", "", f"classes per set of {name.upper()}, on average"
         )
+    if result.unlike_training is not None:
+        table.add_row("unlike", percent(result.unlike_training), "", "flagged as unlike the training images")
     table.add_section()
     table.add_row("calls", f"{result.nfe:.3g}", "", "network calls per image")
     table.add_row("multiply-adds", _big(result.multiply_adds), "", "per image")

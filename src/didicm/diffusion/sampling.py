@@ -45,6 +45,7 @@ class Posterior:
     probs: Tensor  # (B, K), float32 or better, each row sums to one
     nfe: int  # network calls per image; with an early stop, the most that an image took
     calls: Tensor | None = None  # (B,), network calls of each image; None where all took `nfe`
+    features: Tensor | None = None  # (B, D), what a classifier's network found in each image; None from a sampler
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from didicm.evaluation.intervals import bootstrap
 from didicm.evaluation.label_sets import conformal_rank
 from didicm.evaluation.met_images import leave_out_fitted, note_choice, pack_digests, refuse_training_images
 from didicm.evaluation.metrics import BINS, evaluate_probs
+from didicm.evaluation.outliers import FEWEST, fit_outliers
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.models import cost
 
@@ -54,6 +56,7 @@ class ModelEvaluation:
     labels: Tensor  # (N,)
     class_names: list[str]
     image_names: list[str]
+    unlike_training: float | None  # share of images that are flagged so; None without an outlier score
 
 
 def evaluate(
@@ -92,10 +95,15 @@ def evaluate(
     if calibration is not None:
         images, told = leave_out_fitted(images, data, calibration)
         notes += told
-    found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, seed=seed, **loading)
+    outliers = None if calibration is None else calibration.outliers
+    asked: dict[str, Any] = {"seed": seed, "features": outliers is not None, **loading}
+    found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, **asked)
     probs, truth = found.probs[""], found.labels
     if calibration is not None:
         probs = apply_temperature(probs, calibration.temperature)
+    unlike = None
+    if outliers is not None and found.features is not None:
+        unlike = (outliers.scores(found.features) > outliers.threshold).double().mean().item()
     rules = calibration.conformal if calibration is not None else {}
     sets = {name: (rule, rule.sets(probs)) for name, rule in rules.items()}
     return ModelEvaluation(
@@ -118,6 +126,7 @@ def evaluate(
         labels=truth,
         class_names=model.class_names,
         image_names=found.image_names,
+        unlike_training=unlike,
     )
 
 
@@ -141,6 +150,7 @@ def calibrate(
     fraction: float = 0.5,
     per_class: bool = False,
     replace: bool = False,
+    false_alarms: float = 0.05,
     seed: int = 0,
     **loading: Any,
 ) -> ModelCalibration:
@@ -158,10 +168,11 @@ def calibrate(
         fraction: of the images to fit on.
         per_class: a conformal threshold for every class, which then covers the images of each.
         replace: a calibration that was made from more images, too.
+        false_alarms: share of images like these that may be called unlike the training images.
         seed: of the split and the corruption.
         loading: corruption, batch_size, workers and progress, as for `run.evaluate`.
     """
-    for name, value in (("alpha", alpha), ("fraction", fraction)):
+    for name, value in (("alpha", alpha), ("fraction", fraction), ("false_alarms", false_alarms)):
         if not 0 < value < 1:
             raise UserError(f"{name} must lie between 0 and 1, got {value}")
     check_storable(model.place if isinstance(model, StoredModel) else model)
@@ -174,7 +185,8 @@ def calibrate(
         _check_replaced(model.place, len(to_fit))
     if not os.access(model.place, os.W_OK):
         raise UserError(f"{model.place} may not be written to: copy the model to a folder of yours")
-    found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, seed=seed, **loading)
+    asked: dict[str, Any] = {"seed": seed, "features": True, **loading}
+    found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, **asked)
     parts = stratified_split(found.labels.numpy(), 1 - fraction, seed, found.groups)
     fit, rest = (torch.from_numpy(part) for part in parts)
     if not len(rest):
@@ -204,7 +216,14 @@ def calibrate(
         "corruption": str(loading["corruption"]) if loading.get("corruption") else None,
         "image_digests": pack_digests(found.image_names[i] for i in fit.tolist()),
     }
-    calibration = Calibration(temperature.value, rules, model.posterior, source, check)
+    assert found.features is not None
+    outliers = fit_outliers(found.features[fit], found.features[rest], false_alarms)
+    if outliers is None:
+        notes.append(
+            f"{len(found.labels)} images are too few for an outlier score with false alarms of {false_alarms:g}: "
+            f"that takes {FEWEST} to fit and {ceil(1 / false_alarms)} others"
+        )
+    calibration = Calibration(temperature.value, rules, model.posterior, source, check, outliers)
     notes += [temperature.warning] if temperature.warning else []
     worse = [check[when]["cls/NLL"] for when in ("before", "after")]
     if worse[1] > worse[0]:

@@ -4,17 +4,18 @@ A calibration is stored beside the weights it was fitted to, and holds for them 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from didicm.checkpoint import CALIBRATION, CONFIG, HUB, local_directory
+from didicm.checkpoint import CALIBRATION, CONFIG, HUB, OUTLIERS, local_directory
 from didicm.errors import UserError
 from didicm.evaluation.conformal import Conformal
 from didicm.evaluation.metrics import TINY, check, check_probs
-from didicm.files import read_json, to_json, write_files
+from didicm.evaluation.outliers import OutlierRule, load_rule, save_tensors
+from didicm.files import read_json, sha256, to_json, write_files
 from didicm.values import Positive, coerce
 
 FORMAT = 1
@@ -89,13 +90,24 @@ class Calibration:
     posterior: dict[str, Any]  # size and sampler of the posterior it was fitted to
     fitted_on: dict[str, Any]  # data, images and how many, corruption
     check: dict[str, Any]  # what other held-out images say of it
+    outliers: OutlierRule | None = None  # which images it does not hold for; None where there were too few
 
 
 def save_calibration(directory: str | Path, calibration: Calibration) -> Path:
-    """Write `calibration.json` into a model directory, tied to the weights there."""
-    directory = Path(directory)
-    values = {"format": FORMAT, "weights_sha256": weights_digest(directory), **asdict(calibration)}
-    write_files(directory, {CALIBRATION: to_json(values)})
+    """Write a calibration into a model directory, tied to the weights there; an outlier score has its own file."""
+    directory, outliers = Path(directory), calibration.outliers
+    values = {"format": FORMAT, "weights_sha256": weights_digest(directory)}
+    values |= asdict(replace(calibration, outliers=None))
+    if outliers is None:
+        write_files(directory, {CALIBRATION: to_json(values)})
+        return directory / CALIBRATION
+
+    def write_values(path: Path) -> None:
+        tensors = sha256(path.with_name(OUTLIERS))
+        values["outliers"] = {**outliers.to_dict(), "sha256": tensors}
+        path.write_text(to_json(values), encoding="utf-8")
+
+    write_files(directory, {OUTLIERS: lambda path: save_tensors(outliers, path), CALIBRATION: write_values})
     return directory / CALIBRATION
 
 
@@ -127,6 +139,8 @@ def load_calibration(directory: str | Path) -> Calibration | None:
         conformal = {name: Conformal.from_dict(rule) for name, rule in rules.items()}
         if wrong := [name for name, rule in conformal.items() if rule.method != name]:
             raise ValueError(f"conformal has under {wrong[0]} a rule of method {conformal[wrong[0]].method}")
+        if (outliers := values.pop("outliers", None)) is not None:
+            values["outliers"] = load_rule(directory / OUTLIERS, outliers)
         calibration = Calibration(conformal=conformal, posterior=posterior, **values)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)

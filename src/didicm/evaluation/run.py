@@ -33,6 +33,7 @@ class Evaluation:
     images_per_second: dict[str, float]  # by sampler, in this process, without reading the images
     kept: Tensor  # (n,): rows of the images that were kept to look at
     kept_images: Tensor  # (n, C, H, W), as the network sees them
+    features: Tensor | None = None  # (N, D), what the network found in each image, if that was asked for
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Batch:
     nfe: dict[str, float]
     seconds: dict[str, float]
     skipped: list[str]  # all that could not be read so far, each with the reason
+    features: Tensor  # (B, D), what the network found in the images, whatever the sampler
 
 
 @torch.no_grad()
@@ -101,7 +103,8 @@ def stream(
             nfe[name] = posterior.nfe if posterior.calls is None else posterior.calls.double().mean().item()
             seconds[name] = time.perf_counter() - begun
         skipped = [skip.reason for skip in loader.skipped]
-        yield image, Batch(label.cpu(), loader.index, probs, nfe, seconds, skipped)
+        found = posterior.probs if posterior.features is None else posterior.features
+        yield image, Batch(label.cpu(), loader.index, probs, nfe, seconds, skipped, found)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ def evaluate(
     samplers: Samplers | None = None,
     *,
     keep: int = 0,
+    features: bool = False,
     scratch: Scratch | None = None,
     progress: Callable[[int, int], None] | None = None,
     **loading: Any,
@@ -134,6 +138,7 @@ def evaluate(
     """Posteriors of a whole set, or of this process's share; `keep` so many evenly spaced images to look at.
 
     With a new `scratch` folder the posteriors lie there and not in memory, and those of all processes are joined.
+    `features` keeps those of the images in memory, for a process that sees all of them.
     `progress` is called with the number of images done and to do; `loading` are the options of `stream`.
     """
     samplers, count = samplers or OWN, len(images)
@@ -143,12 +148,15 @@ def evaluate(
     calls = {name: table(f"calls-{i}", (count,), torch.float64) for i, name in enumerate(samplers)}
     seen = table("seen", (count,), torch.uint8)
     shown = table("images", (len(wanted), transform.channels, transform.size, transform.size)) if keep else None
+    found: list[Tensor] = []
     timed: list[tuple[int, dict[str, float]]] = []
     skipped: list[str] = []
     for image, batch in stream(classifier, images, transform, samplers, **loading):
         for name in samplers:
             probs[name][batch.index], calls[name][batch.index] = batch.probs[name], batch.nfe[name]
         seen[batch.index] = 1
+        if features:
+            found.append(batch.features.cpu())
         if shown is not None:
             mine = torch.isin(batch.index, wanted)
             shown[torch.searchsorted(wanted, batch.index[mine])] = image[mine].cpu()
@@ -176,6 +184,7 @@ def evaluate(
         images_per_second={name: _speed(timed, name) for name in samplers},
         kept=torch.isin(index, wanted).nonzero().squeeze(1),
         kept_images=torch.zeros(0) if shown is None else shown[torch.isin(wanted, index)],
+        features=torch.cat(found) if features else None,
     )
 
 

@@ -38,7 +38,8 @@ def optimize_for_inference(classifier: Classifier, *, compile: bool = False) -> 
         if WinogradConv2d.suits(module):
             fast.model.set_submodule(name, WinogradConv2d(module))
     if compile:
-        calls = ["forward"]
+        # A standard classifier asks a network of timm's kind in two halves, for its features.
+        calls = ["forward_features", "forward_head"] if hasattr(fast.model, "get_classifier") else ["forward"]
         if isinstance(fast.model, ScoreFunction):
             calls = ["encode", "outputs" if isinstance(fast.model, ScoreModel) else "score"]
         for call in calls:

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from didicm.checkpoint import CALIBRATION, CONFIG, HUB, WEIGHTS, Checkpoint, hub_name, load, local_directory
+from didicm.checkpoint import (
+    CALIBRATION,
+    CONFIG,
+    HUB,
+    OUTLIERS,
+    WEIGHTS,
+    Checkpoint,
+    hub_name,
+    load,
+    local_directory,
+)
 from didicm.classifier import Ensemble, StandardClassifier
 from didicm.errors import UserError, reason
 from didicm.evaluation.calibration import Calibration, load_calibration
@@ -56,6 +66,8 @@ def push(source: str | Path, destination: str, *, private: bool = False) -> Push
     else:
         stored = read_json(directory / CALIBRATION, "calibrate again")
         files[CALIBRATION] = to_json({**stored, "fitted_on": _public(stored["fitted_on"])}).encode()
+        if calibration.outliers is not None:
+            files[OUTLIERS] = directory / OUTLIERS
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in files.items()]
     api = HfApi()
     try:
