@@ -21,6 +21,8 @@ def to_line(image: str, prediction: Prediction, top: int) -> str:
         "image": image,
         "classes": [{"name": label, "probability": p} for label, p in prediction.classes[:top]],
         "entropy": prediction.entropy,
+        "outlier_score": prediction.outlier_score,
+        "unlike_training": prediction.unlike_training,
         "conformal_set": prediction.conformal_set,
     }
     if prediction.trajectory is not None:
@@ -55,4 +57,9 @@ def show(image: str, prediction: Prediction, claimed: str, top: int, console: Co
     text = f"entropy {prediction.entropy:.2f} nats, of {math.log(len(prediction.classes)):.2f} at most"
     if prediction.conformal_set is not None:
         text += f"; {claimed}: {', '.join(map(readable, prediction.conformal_set))}"
+    if prediction.unlike_training:
+        text += (
+            f"; unlike the training images (outlier score {prediction.outlier_score:.2f}): do not rely on these "
+            "probabilities, and no set of classes is sure to hold the truth"
+        )
     console.print(text, highlight=False)

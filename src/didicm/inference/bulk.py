@@ -25,7 +25,7 @@ from didicm.evaluation.calibration import weights_digest
 from didicm.inference.parts import LISTING, Parts
 from didicm.inference.prediction import why_unreadable
 from didicm.inference.predictor import Predictor
-from didicm.inference.rows import Floats, Format, Rows, RowWriter, join_rows, make_rows
+from didicm.inference.rows import Floats, Format, Outliers, Rows, RowWriter, join_rows, make_rows
 from didicm.signals import obey_parent_alone, shielded
 from didicm.values import plain
 
@@ -180,15 +180,18 @@ def predict_batch(predictor: Predictor, batch: Batch, settings: BulkSettings) ->
     model, count = predictor.model, len(batch.names)
     probs: Floats = np.zeros((count, len(predictor.class_names)), dtype=np.float32)
     nfe, inside = np.zeros(count, dtype=np.int64), None if predictor.rule is None else probs > 0
+    rule = None if predictor.calibration is None else predictor.calibration.outliers
+    outliers = None if rule is None else Outliers(np.zeros(count), np.zeros(count, dtype=bool))
     if any(error is None for error in batch.errors):
         pixels = batch.pixels.to(model.device, non_blocking=True)
         if predictor.compiled and count < settings.batch_size:  # another shape would be compiled anew
             pixels = torch.cat([pixels, pixels.new_zeros(settings.batch_size - count, *pixels.shape[1:])])
-        answered, sets, calls = predictor.answers(model.transform.finish(pixels.permute(0, 3, 1, 2)))
+        answered, sets, calls, found = predictor.answers(model.transform.finish(pixels.permute(0, 3, 1, 2)))
         probs, inside = answered[:count], None if sets is None else sets[:count]
         nfe = np.where([error is None for error in batch.errors], calls[:count], 0)
+        outliers = None if found is None else Outliers(found.scores[:count], found.unlike[:count])
     names, errors = batch.names, batch.errors
-    return make_rows(names, errors, probs, nfe, inside, top=settings.top, all_probs=settings.all_probs)
+    return make_rows(names, errors, probs, nfe, inside, outliers, top=settings.top, all_probs=settings.all_probs)
 
 
 class _Work:
@@ -222,6 +225,7 @@ def _written_down(images: Iterable[ImageRef], folder: Path, part_size: int) -> I
 def _plan(predictor: Predictor, listing: Listing, settings: BulkSettings) -> dict[str, Any]:
     """All that decides what is written, rounding apart."""
     model, rule, calibration = predictor.model, predictor.rule, predictor.calibration
+    outliers = None if calibration is None else calibration.outliers
     return {
         "format": FORMAT,
         "images": {"count": listing.count, "sha256": listing.digest},
@@ -229,6 +233,7 @@ def _plan(predictor: Predictor, listing: Listing, settings: BulkSettings) -> dic
         "transform": model.transform.to_dict(),
         "sampler": None if model.resolved_sampler is None else asdict(model.resolved_sampler),
         "calibration": None if calibration is None else [calibration.temperature, rule and rule.to_dict()],
+        **({} if outliers is None else {"outliers": outliers.to_dict()}),
         **{name: plain(asked) for name, asked in predictor.adjusting.items() if asked is not None},
         "top": settings.top,
         "all_probs": settings.all_probs,

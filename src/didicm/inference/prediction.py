@@ -24,10 +24,12 @@ class Prediction:
 
     classes: list[tuple[str, float]]  # all class names with their probabilities, the most probable first
     entropy: float  # of the posterior, in nats
-    conformal_set: list[str] | None  # classes that hold the true one as often as was calibrated; None without
+    conformal_set: list[str] | None  # classes that hold the true one as often as was calibrated, or None
     probs: Any  # (K,), in the model's order
     # From time 1 to 0, each with probabilities (K,), after the same temperature; None unless asked for.
     trajectory: list[tuple[float, Any]] | None = None
+    outlier_score: float | None = None  # how unlike the training images it is; None if that is not known
+    unlike_training: bool | None = None  # whether that is too much to rely on the probabilities, or to have a set
 
     @classmethod
     def of(
@@ -36,16 +38,24 @@ class Prediction:
         class_names: Sequence[str],
         inside: Any = None,
         trajectory: list[tuple[float, Any]] | None = None,
+        outlier_score: float | None = None,
+        unlike_training: bool | None = None,
     ) -> "Prediction":
-        """Describe probabilities (K,), of which `inside` (K,) says what is in the conformal set."""
+        """Describe probabilities (K,), of which `inside` (K,) says what is in the conformal set.
+
+        No set covers the truth of an image that is unlike the training images, so such an image has none.
+        """
         values: list[float] = probs.tolist()
         order = sorted(range(len(values)), key=lambda k: -values[k])  # of equals the first comes first
+        covered = inside is not None and not unlike_training
         return cls(
             classes=[(class_names[k], values[k]) for k in order],
             entropy=math.fsum(-p * math.log(p) for p in values if p > 0),
-            conformal_set=None if inside is None else [class_names[k] for k in order if inside[k]],
+            conformal_set=[class_names[k] for k in order if inside[k]] if covered else None,
             probs=probs,
             trajectory=trajectory,
+            outlier_score=outlier_score,
+            unlike_training=unlike_training,
         )
 
 

@@ -12,13 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from didicm.diffusion import Step
+from didicm.diffusion import Posterior, Step
 from didicm.errors import UserError
 from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment
 from didicm.inference.fuse import optimize_for_inference
 from didicm.inference.prediction import Prediction, Source, read_source
+from didicm.inference.rows import Outliers
 
 Picture: TypeAlias = Source | Tensor  # 8-bit pixels (C, H, W)
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -151,22 +152,24 @@ class Predictor:
         start = torch.full_like(posterior.probs, 1 / posterior.probs.shape[1])
         path = [(1.0, start), *((step.time, step.probs) for step in steps)] if trajectory else []
         states = [(time, self._answer(state)[0]) for time, state in path]
+        outliers = self._outliers(posterior)
         return [
             Prediction.of(
                 row,
                 self.class_names,
                 None if sets is None else sets[i],
                 [(time, state[i]) for time, state in states] if trajectory else None,
+                *((None, None) if outliers is None else (outliers.scores[i].item(), outliers.unlike[i].item())),
             )
             for i, row in enumerate(probs)
         ]
 
-    def answers(self, image: Tensor) -> tuple[Floats, Bools | None, npt.NDArray[np.int64]]:
-        """Probabilities (B, M), conformal sets (B, M) and network calls (B,) of images that `read` made."""
+    def answers(self, image: Tensor) -> tuple[Floats, Bools | None, npt.NDArray[np.int64], Outliers | None]:
+        """Probabilities and conformal sets (B, M), network calls (B,) and outliers of images that `read` made."""
         posterior = self.model.classifier.posterior(image, **self.model.sampler)
         calls = torch.full((len(image),), posterior.nfe) if posterior.calls is None else posterior.calls.cpu()
         probs, sets = self._answer(posterior.probs)
-        return probs.numpy(), sets, calls.numpy()
+        return probs.numpy(), sets, calls.numpy(), self._outliers(posterior)
 
     def check_trajectory(self) -> None:
         """Complain if the posterior does not come about step by step."""
@@ -174,6 +177,13 @@ class Predictor:
         if sampler is None or sampler.method == "readout":
             kind = "a standard classifier" if sampler is None else "sampler readout"
             raise UserError(f"{kind} answers in one network call: it has no trajectory over diffusion time")
+
+    def _outliers(self, posterior: Posterior) -> Outliers | None:
+        rule = None if self.calibration is None else self.calibration.outliers
+        if rule is None or posterior.features is None:
+            return None
+        scores = rule.scores(posterior.features).numpy()
+        return Outliers(scores, scores > rule.threshold)
 
     def _answer(self, probs: Tensor) -> tuple[Tensor, Bools | None]:
         """Calibrated and adjusted probabilities (N, M) of (N, K), and conformal sets."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,13 @@ SUFFIXES: dict[str, Format] = {
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
+class Outliers(NamedTuple):
+    """How unlike the training images B images are, and which of them too much so."""
+
+    scores: Floats  # (B,)
+    unlike: npt.NDArray[np.bool_]  # (B,)
+
+
 @dataclass(frozen=True)
 class Rows:
     """What a model says about N images; where there is an error, nothing else counts."""
@@ -39,8 +46,10 @@ class Rows:
     probs: Floats  # (N, top), of those
     entropy: Floats  # (N,), in nats
     nfe: npt.NDArray[np.int64]  # (N,), network calls
-    sets: list[list[int]] | None  # conformal sets, the most probable class first
+    sets: list[list[int] | None] | None  # conformal sets, the most probable class first; of an outlier, None
     all_probs: Floats | None  # (N, K), in the model's order
+    outlier_scores: Floats | None  # (N,)
+    unlike: npt.NDArray[np.bool_] | None  # (N,), which are too unlike the training images
 
     def __len__(self) -> int:
         return len(self.images)
@@ -52,6 +61,7 @@ def make_rows(
     probs: Floats,
     nfe: npt.NDArray[np.int64],
     inside: npt.NDArray[np.bool_] | None = None,
+    outliers: Outliers | None = None,
     *,
     top: int,
     all_probs: bool = False,
@@ -61,14 +71,17 @@ def make_rows(
     classes = most_probable(probs, min(top, probs.shape[1]))
     values = probs.astype(np.float64)
     logs = np.log(values, out=np.zeros_like(values), where=values > 0)
-    sets = None
+    sets: list[list[int] | None] | None = None
     if inside is not None:
         sets = [
             sorted(np.flatnonzero(row).tolist(), key=lambda k, p=p: -p[k])  # type: ignore[misc]
             for row, p in zip(inside, probs, strict=True)
         ]
+        if outliers is not None:  # no coverage can be claimed for them
+            sets = [None if unlike else found for found, unlike in zip(sets, outliers.unlike, strict=True)]
     best, entropy = np.take_along_axis(probs, classes, 1), 0 - (values * logs).sum(1)
-    return Rows(images, errors, classes, best, entropy, nfe, sets, probs if all_probs else None)
+    every = probs if all_probs else None
+    return Rows(images, errors, classes, best, entropy, nfe, sets, every, *(outliers or (None, None)))
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
@@ -97,6 +110,7 @@ def to_records(rows: Rows, class_names: Sequence[str]) -> Iterator[dict[str, Any
     """Rows as JSON has them; what an error leaves unknown is None."""
     best, entropy = _rounded(rows.probs), _rounded(rows.entropy)
     every = None if rows.all_probs is None else _rounded(rows.all_probs)
+    scores = None if rows.outlier_scores is None else _rounded(rows.outlier_scores)
     for i, (image, error) in enumerate(zip(rows.images, rows.errors, strict=True)):
         known = error is None
         top = zip(rows.classes[i].tolist(), best[i], strict=True)
@@ -105,8 +119,12 @@ def to_records(rows: Rows, class_names: Sequence[str]) -> Iterator[dict[str, Any
             "classes": [{"name": class_names[k], "probability": p} for k, p in top] if known else None,
             "entropy": entropy[i] if known else None,
         }
+        if scores is not None and rows.unlike is not None:
+            record["outlier_score"] = scores[i] if known else None
+            record["unlike_training"] = bool(rows.unlike[i]) if known else None
         if rows.sets is not None:
-            record["conformal_set"] = [class_names[k] for k in rows.sets[i]] if known else None
+            found = rows.sets[i]
+            record["conformal_set"] = [class_names[k] for k in found] if known and found is not None else None
         if every is not None:
             record["probabilities"] = dict(zip(class_names, every[i], strict=True)) if known else None
         yield {**record, "nfe": int(rows.nfe[i]) if known else None, "error": error}
@@ -149,7 +167,8 @@ class RowWriter:
 
     def _header(self, rows: Rows) -> list[str]:
         top = [f"{what}_{i + 1}" for i in range(rows.classes.shape[1]) for what in ("class", "probability")]
-        sets = [] if rows.sets is None else ["conformal_set"]
+        sets = [] if rows.outlier_scores is None else ["outlier_score", "unlike_training"]
+        sets += [] if rows.sets is None else ["conformal_set"]
         every = [] if rows.all_probs is None else [f"probability_of_{name}" for name in self.class_names]
         return ["image", *top, "entropy", *sets, *every, "nfe", "error"]
 
@@ -178,8 +197,11 @@ class RowWriter:
             "probabilities": lists(rows.probs, width, pa.float32()),
             "entropy": pa.array(rows.entropy, pa.float64(), mask=bad),
         }
+        if rows.outlier_scores is not None:
+            columns["outlier_score"] = pa.array(rows.outlier_scores, pa.float64(), mask=bad)
+            columns["unlike_training"] = pa.array(rows.unlike, pa.bool_(), mask=bad)
         if rows.sets is not None:
-            known = (None if b else names[s].tolist() for s, b in zip(rows.sets, bad, strict=True))
+            known = (None if b or s is None else names[s].tolist() for s, b in zip(rows.sets, bad, strict=True))
             columns["conformal_set"] = pa.array(list(known), pa.list_(pa.string()))
         if rows.all_probs is not None:
             columns["all_probabilities"] = lists(rows.all_probs, len(names), pa.float32())
@@ -198,8 +220,11 @@ def _cells(record: dict[str, Any], width: int) -> Iterator[Any]:
     for best in record["classes"]:
         yield from (_harmless(best["name"]), best["probability"])
     yield record["entropy"]
+    if "outlier_score" in record:
+        yield from (record["outlier_score"], json.dumps(record["unlike_training"]))
     if "conformal_set" in record:
-        yield json.dumps(record["conformal_set"], ensure_ascii=False)
+        found = record["conformal_set"]
+        yield "" if found is None else json.dumps(found, ensure_ascii=False)
     yield from record.get("probabilities", {}).values()
     yield from (record["nfe"], "")
 

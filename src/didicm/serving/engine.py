@@ -40,6 +40,8 @@ class Answer:
     probs: Probs  # (K,), in the model's order
     conformal_set: list[str] | None  # None if the question is not the one that was calibrated
     trajectory: list[tuple[float, Probs]] | None  # from time 1 to 0, if it was asked for
+    outlier_score: float | None = None  # how unlike the training images it is, if that is known
+    unlike_training: bool | None = None  # whether that is too much
 
 
 class Engine(Protocol):
@@ -110,6 +112,8 @@ class TorchEngine:
                 None
                 if prediction.trajectory is None
                 else [(max(time, 0.0), probs.double().numpy()) for time, probs in prediction.trajectory],
+                prediction.outlier_score,
+                prediction.unlike_training,
             )
             for prediction in predictions
         ]

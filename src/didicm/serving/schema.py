@@ -40,6 +40,14 @@ _PREDICTION: dict[str, Any] = {
             "items": {"type": "string"},
             "description": "Classes that cover the truth at the calibrated rate; null if that does not apply.",
         },
+        "outlier_score": {
+            "type": ["number", "null"],
+            "description": "How unlike the training images it is: about 1 if it is not; null if unknown.",
+        },
+        "unlike_training": {
+            "type": ["boolean", "null"],
+            "description": "Whether it is too unlike them to rely on the probabilities; it then has no set.",
+        },
         "trajectory": {
             "type": "array",
             "items": {

@@ -164,6 +164,8 @@ def describe(
         "classes": [{"name": names[k], "probability": float(probs[k])} for k in order[:top]],
         "entropy": entropy(probs),
         "conformal_set": None if inside is None else [names[k] for k in order if inside[0, k]],
+        "outlier_score": answer.outlier_score,
+        "unlike_training": answer.unlike_training,
     }
     if answer.trajectory is not None:
         found["trajectory"] = [

@@ -148,6 +148,12 @@ function panel(name, answer, look) {
   const entropy = make("dd");
   const facts = make("dl", {}, make("dt", {}, "Entropy"), entropy);
   const { coverage, classes } = info.models[name];
+  if (answer.unlike_training) {
+    facts.append(
+      make("dt", {}, "Unlike the training images"),
+      make("dd", {}, `Outlier score ${answer.outlier_score.toFixed(2)}: do not rely on these probabilities`),
+    );
+  }
   if (answer.conformal_set) {
     facts.append(
       make("dt", {}, `Final set, which holds the true class for ${percent(coverage).replace(".0", "")} of images`),
