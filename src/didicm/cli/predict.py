@@ -122,7 +122,11 @@ class PredictOptions(AskOptions):
 
 def main(argv: list[str]) -> int:
     """Predict all that can be read; exit code 2 when something could not."""
-    text = "Classify images: the most probable classes, the entropy, the conformal set if calibrated."
+    text = (
+        "Classify images: the most probable classes, the entropy, the conformal set if calibrated. The "
+        "probabilities assume that an image shows one of the model's classes and is like the images of training; "
+        "a calibrated model flags images that are unlike them."
+    )
     options = parse(argv, PredictOptions, command="predict", description=text, positional=["run", "images"])
     options.check()
     console, errors = SafeConsole(soft_wrap=True), SafeConsole(stderr=True, soft_wrap=True)
