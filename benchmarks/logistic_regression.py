@@ -24,11 +24,10 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from didicm.data import ImageSet, make_loader
-from didicm.evaluation.calibration import apply_temperature, fit_temperature
+from didicm.evaluation.calibration import WEAK_PRIOR, apply_temperature, fit_temperature
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.store import save_posteriors
 from didicm.experiments.execute import prepare
-from didicm.experiments.measure import PRIOR
 from didicm.experiments.results import (
     Measurement,
     Plan,
@@ -90,7 +89,7 @@ def _fit(run: Run, key: str, folder: Path) -> RunResult:
 
     held, held_labels = _features(components, components.val)
     tested, test_labels = _test_features(run.config.data, components, test)
-    temperature = fit_temperature(ask(held), held_labels, PRIOR).value
+    temperature = fit_temperature(ask(held), held_labels, WEAK_PRIOR).value
     probs, price = ask(tested), cost(components.classifier.model, components.eval_transform.size)
     stored = f"{MEASURED}/{key}/posteriors-0.safetensors"
     save_posteriors(folder / stored, probs, test_labels, components.class_names)

@@ -64,6 +64,13 @@ def kept_rule(rule: ConformalRule | None, adjustment: Adjustment | None) -> Conf
     return None if rule is None or (shifted and not rule.per_class) else rule
 
 
+def note_on_sets(rule: ConformalRule | None, kept: ConformalRule | None) -> str:
+    """What to add to the note on a calibration whose sets are not kept."""
+    if rule is None or kept is not None:
+        return ""
+    return "; without conformal sets, which this prior makes void: calibrate --per-class makes some that hold"
+
+
 def make_adjustment(
     class_names: Sequence[str],
     training_prior: Mapping[str, Any] | None,

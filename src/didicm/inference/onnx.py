@@ -12,7 +12,7 @@ from PIL import Image
 from didicm.data.decode import resize_and_crop, to_channels
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.evaluation.label_sets import ConformalRule
-from didicm.inference.adjust import Prior, Taxonomy, adjusted, kept_rule, make_adjustment
+from didicm.inference.adjust import Prior, Taxonomy, adjusted, kept_rule, make_adjustment, note_on_sets
 from didicm.inference.prediction import Array, Prediction, Source, read_source
 
 SUFFIX = ".onnx"
@@ -69,6 +69,7 @@ class OnnxPredictor:
         if rules and conformal not in rules:
             raise UserError(f"there are no conformal sets {conformal!r}: {did_you_mean(conformal, rules)}")
         self.rule = kept_rule(rules.get(conformal), self.adjustment)
+        self.note += note_on_sets(rules.get(conformal), self.rule)
 
     @classmethod
     def load(

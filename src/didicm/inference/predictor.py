@@ -16,7 +16,7 @@ from didicm.diffusion import Posterior, Step
 from didicm.errors import UserError
 from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration
 from didicm.evaluation.stored import StoredModel, open_model
-from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment
+from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment, note_on_sets
 from didicm.inference.fuse import optimize_for_inference
 from didicm.inference.prediction import Prediction, Source, read_source
 from didicm.inference.rows import Outliers
@@ -95,6 +95,8 @@ class Predictor:
             calibration, note = find_calibration(model.place, model.posterior)
         adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
         predictor = cls(model, calibration, conformal=conformal, note=note, **adjusting)
+        if calibration is not None:
+            predictor.note += note_on_sets(calibration.conformal[conformal], predictor.rule)
         asked = {"calibrated": calibrated, "size": size, "conformal": conformal, "optimize": optimize, **adjusting}
         predictor.origin = str(model.place), {"device": str(device), "compile": compile, **asked, **sampler}
         predictor.compiled = compile

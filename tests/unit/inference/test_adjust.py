@@ -191,6 +191,7 @@ def test_both_ways_to_run_a_model_adjust_alike(model, tmp_path, picture):
             np.testing.assert_allclose(np.stack([np.asarray(x.probs) for x in predictions]), expected, atol=1e-5)
             assert all(sorted(name for name, _ in x.classes) == sorted(names) for x in predictions)
             assert all((x.conformal_set is None) == ("prior" in asked) for x in predictions)
+            assert ("without conformal sets" in predictor.note) == ("prior" in asked)
     path = Predictor.load(model, classes=["ant", "bee"])(images[0], trajectory=True).trajectory
     assert torch.allclose(path[0][1], torch.tensor([0.5, 0.5]))
     assert Predictor.load(model, classes=["ant"]).changed(steps=1)(images[0]).classes == [("ant", 1.0)]
