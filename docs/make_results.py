@@ -4,9 +4,11 @@ python docs/make_results.py            make the page again
 python docs/make_results.py studies    first take over the results of studies that were run there
 """
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from didicm.experiments.results import RESULTS, Plan, RunResult, append_result, read_plan, read_results, write_plan
@@ -38,6 +40,18 @@ images. What can be compared is who is ahead, and whether the lead grows where i
 """
 
 
+OUTLIERS = "outliers"
+OUTLIERS_HEAD = """## Foreign images
+
+*Which score tells images apart that are unlike those of training?*
+
+The chance that a foreign image has a higher score than a held-out image of the data (AUROC: 1 is perfect, 0.5 is
+guessing). `didicm calibrate` stores the distance from the mean: a Mahalanobis distance in what the network finds
+in the image alone. Entropy and confidence do not tell foreign images: a network can be sure of an image unlike
+anything it has seen. Other things in the same style are hardly told apart by any score of a network this small.
+"""
+
+
 def take_over(source: Path) -> None:
     """Keep the results of every study that was run, without what only makes sense on the machine it was run on."""
     for name in list_studies():
@@ -52,10 +66,11 @@ def take_over(source: Path) -> None:
 def write_page(folder: Path = FOLDER) -> str:
     """The page as text; the figures are written beside the results."""
     parts = [HEAD]
-    for path in sorted(folder.iterdir(), key=lambda path: ORDER.index(path.name.rpartition("-")[0])):
+    studies = [path for path in folder.iterdir() if path.name != OUTLIERS]
+    for path in sorted(studies, key=lambda path: ORDER.index(path.name.rpartition("-")[0])):
         if plan := read_plan(path):
             parts.append(_write_study(plan, rows_of(read_results(path), plan.study), path))
-    return "\n".join(parts)
+    return "\n".join([*parts, _write_outliers(folder / OUTLIERS)])
 
 
 def _command(plan: Plan) -> str:
@@ -75,6 +90,31 @@ def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     tables = tables[: -2 if len(tables) > 2 else -1]  # what stands in the study's layout
     parts += [table.to_markdown().replace("## ", "### ", 1) for table in tables]
     return "\n".join([*parts, "Run it again:", "", "```sh", _command(plan), "```", ""])
+
+
+def _write_outliers(folder: Path) -> str:
+    """How well foreign images are told apart: AUROC by score, a table per data set, and how to measure it."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    parts = [OUTLIERS_HEAD]
+    for data, title in (("fashion", "fashion-mini"), ("cifar", "CIFAR-10")):
+        mine = [run for run in runs if run["data"] == data]
+        kinds = list(next(iter(mine[0]["auroc"].values())))
+        parts += [
+            f"### {title} against",
+            "",
+            f"| method, score | {' | '.join(kinds)} |",
+            "|---|" + "---:|" * len(kinds),
+        ]
+        for method, name in (("diffusion", "DiDiCM"), ("standard", "standard")):
+            found = [run["auroc"] for run in mine if run["method"] == method]
+            for score in found[0]:
+                values = ([auroc[score][kind] for auroc in found] for kind in kinds)
+                cells = (f"{fmean(x):.3f}" + (f" ± {stdev(x):.3f}" if len(x) > 1 else "") for x in values)
+                parts.append(f"| {name}, {score} | {' | '.join(cells)} |")
+        seeds = len({run["seed"] for run in mine})
+        parts += ["", f"Mean and standard deviation over {seeds} seeds." if seeds > 1 else "One seed.", ""]
+    command = "python docs/make_outliers.py runs --cifar10 FOLDER --tiny100 FOLDER"
+    return "\n".join([*parts, "Run it again:", "", "```sh", command, "```", ""])
 
 
 def _rounded(value: Any) -> Any:

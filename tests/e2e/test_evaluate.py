@@ -278,7 +278,13 @@ def test_predict_shows_a_table_an_image(diffusion_run, tmp_path, works):
     shown = works("predict", run, tmp_path / "[red]0.png")
     assert str(tmp_path / "[red]0.png") in shown.out  # nothing that rich may read as colour
     assert "the set that holds the truth for 90 % of images" in shown.out
+    assert "unlike" not in shown.out
     assert "temperature" in shown.err
+    noise = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    shown = works("predict", run, tmp_path / "noise.png")
+    assert "unlike the training images" in shown.out
+    assert "% of images" not in shown.out
 
 
 def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, capsys, make_folder):
@@ -295,7 +301,7 @@ def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, c
     places = ("a/0.png", "a/1.png", "b/0.png", "b/1.png", "a/0.png")
     assert [line["image"] for line in lines] == [str(folder / place) for place in places]
     for line in lines:
-        assert line.keys() == {"image", "classes", "entropy", "conformal_set"}
+        assert line.keys() == {"image", "classes", "entropy", "outlier_score", "unlike_training", "conformal_set"}
         assert len(line["classes"]) == 3
         assert line["classes"][0]["probability"] >= line["classes"][1]["probability"]
     assert lines[0]["classes"][0]["probability"] == pytest.approx(lines[4]["classes"][0]["probability"], abs=1e-5)

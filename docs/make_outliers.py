@@ -1,0 +1,127 @@
+"""Measure how well foreign images are told apart, by several scores; docs/make_results.py makes the table.
+
+python docs/make_outliers.py RUNS --cifar10 FOLDER --tiny100 FOLDER
+
+Trains the small recipe on fashion-mini and on a fifth of CIFAR-10 (both as parquet files), with three seeds, into
+RUNS; what is there already is used. Takes about 15 minutes of one core.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+
+import didicm
+from didicm.data import ImageSet, open_data
+from didicm.evaluation.outliers import fit_outliers
+from didicm.evaluation.stored import StoredModel, open_model
+from didicm.files import to_json, write_files
+from didicm.settings import load_recipe
+from didicm.values import override
+
+FOLDER = Path(__file__).parent / "results" / "outliers"
+SEEDS, METHODS = (0, 1, 2), ("diffusion", "standard")
+MOST = 1000  # images of each kind
+NEIGHBOURS = 10
+
+
+def main() -> None:
+    """Train what is missing, measure, and store the numbers of each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("runs", "--cifar10", "--tiny100"):
+        parser.add_argument(name, type=Path, **({"required": True} if name.startswith("-") else {}))
+    places = parser.parse_args()
+    cifar = f"hf://{places.cifar10}"
+    sets = {
+        "fashion": ("fashion-mini", {}, "CIFAR-10 in grey", cifar),
+        "cifar": (cifar, {"fraction": 0.2, "epochs": 8}, "Tiny-ImageNet", f"hf://{places.tiny100}"),
+    }
+    for name, (data, settings, foreign, uri) in sets.items():
+        for method in METHODS:
+            for seed in SEEDS:
+                out = places.runs / f"{name}-{method}-{seed}"
+                if not (out / "best").is_dir():
+                    asked = {**settings, "data": data, "seed": seed, "out": str(out)}
+                    didicm.train(override(load_recipe("small", method), asked))
+                model = open_model(out)
+                own = some(open_data(data, channels=model.transform.channels).val)
+                others = {foreign: some(open_data(uri, channels=model.transform.channels).val)}
+                found = measure(model, own, others | made(own, seed), seed)
+                told = {"data": name, "method": method, "seed": seed, "auroc": found}
+                write_files(FOLDER, {f"{out.name}.json": to_json(told)})
+                print(json.dumps(told))
+
+
+def some(images: ImageSet | None) -> list[Image.Image]:
+    """At most so many images, evenly spaced."""
+    assert images is not None
+    return [images.load(int(i)) for i in np.linspace(0, len(images) - 1, min(MOST, len(images)))]
+
+
+def made(own: list[Image.Image], seed: int) -> dict[str, list[Image.Image]]:
+    """Images that no camera took, and those of the data themselves, spoilt."""
+    random, shape = np.random.default_rng(seed), np.asarray(own[0]).shape
+    blur = ImageFilter.GaussianBlur(0.1 * min(own[0].size))
+    return {
+        "noise": [Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)) for _ in range(200)],
+        "black": [Image.fromarray(np.zeros(shape, dtype=np.uint8))],
+        "inverted": [Image.fromarray(255 - np.asarray(image)) for image in own],
+        "blurred": [image.filter(blur) for image in own],
+    }
+
+
+def measure(
+    model: StoredModel, own: list[Image.Image], foreign: dict[str, list[Image.Image]], seed: int
+) -> dict[str, dict[str, float]]:
+    """AUROC by score and kind of foreign images; half of the own images are for the fit, the others compared."""
+    order = np.random.default_rng(seed).permutation(len(own))
+    fit, rest = np.split(order, 2)
+    features, _ = ask(model, [own[i] for i in fit])
+    rule = fit_outliers(features, features)
+    assert rule is not None
+    near = whitened(features, rule.center, rule.whiten)
+
+    def scores(images: list[Image.Image]) -> dict[str, Tensor]:
+        features, probs = ask(model, images)
+        distances = torch.cdist(whitened(features, rule.center, rule.whiten), near)
+        return {
+            "distance from the mean (used)": rule.scores(features),
+            f"distance from neighbour {NEIGHBOURS}": distances.topk(NEIGHBOURS, largest=False).values[:, -1],
+            "entropy": -(probs * probs.clamp_min(1e-30).log()).sum(1),
+            "1 - largest probability": 1 - probs.amax(1),
+        }
+
+    like = scores([own[i] for i in rest])
+    seen = {kind: scores([x[i] for i in rest] if len(x) == len(own) else x) for kind, x in foreign.items()}
+    return {name: {kind: round(auroc(like[name], x[name]), 4) for kind, x in seen.items()} for name in like}
+
+
+def whitened(features: Tensor, center: Tensor, whiten: Tensor) -> Tensor:
+    """Features in which the covariance of the held-out images is the identity."""
+    return (features.double() - center.double()) @ whiten.double()
+
+
+def ask(model: StoredModel, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
+    """Features and probabilities."""
+    found = [
+        model.classifier.posterior(torch.stack([model.transform(image) for image in images[start : start + 100]]))
+        for start in range(0, len(images), 100)
+    ]
+    return torch.cat([x.features for x in found if x.features is not None]), torch.cat(
+        [x.probs for x in found]
+    ).double()
+
+
+def auroc(like: Tensor, foreign: Tensor) -> float:
+    """Chance that a foreign image has the higher score; of equal ones, half."""
+    ranked, foreign = like.sort().values, foreign.contiguous()
+    less, most = (torch.searchsorted(ranked, foreign, right=right) for right in (False, True))
+    return ((less + most).double().mean() / (2 * len(like))).item()
+
+
+if __name__ == "__main__":
+    main()
