@@ -47,7 +47,7 @@ OUTLIERS_HEAD = """## Foreign images
 
 The chance that a foreign image has a higher score than a held-out image of the data (AUROC: 1 is perfect, 0.5 is
 guessing). `didicm calibrate` stores the distance from the mean: a Mahalanobis distance in what the network finds
-in the image alone. Entropy and confidence do not tell foreign images: a network can be sure of an image unlike
+in the image alone. Entropy and confidence are no reliable sign: a network can be sure of an image unlike
 anything it has seen. Other things in the same style are hardly told apart by any score of a network this small.
 """
 
