@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test rehearsal lint format bench load results docs clean
+.PHONY: help demo test rehearsal fuzz lint format bench load results docs clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
@@ -26,6 +26,9 @@ test: $(READY) ## run the tests
 
 rehearsal: $(READY) ## every study for ImageNet, tiny, with two processes per training and two trainings at a time
 	$(BIN)/pytest tests/e2e/test_imagenet.py --devices 2 --jobs 2
+
+fuzz: $(READY) ## attack all that reads files or arguments, and write docs/reliability.md
+	$(BIN)/python -m tests.fuzz --write
 
 lint: $(READY) ## check format, rules, types and the direction of imports
 	$(BIN)/ruff format --check .

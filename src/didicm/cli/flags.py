@@ -81,7 +81,7 @@ def read_flags(argv: Sequence[str], kinds: Mapping[str, Any], command: str) -> t
                 given[name] = (tokens.pop(0).lower() == "true") != negated
             continue
         if not equals:
-            if not tokens:
+            if not tokens or tokens[0].startswith("--"):  # what looks like an option is one, or needs --name=value
                 raise UserError(f"--{flag} needs a value: {describe(kinds[setting])}")
             text = tokens.pop(0)
         if is_mapping(kinds[setting]):

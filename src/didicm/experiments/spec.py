@@ -37,6 +37,7 @@ LATER = {
     "group_by": None,
     "label_noise": 0.0,
 }
+MOST_RUNS = 100_000  # of a study
 ONE_CALL = "1 call"  # name of the sampler that asks the network once
 
 
@@ -229,6 +230,8 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     labels = [str(method) for method in study.methods]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     yield not labels, "methods is empty"
+    runs = len(labels) * len(study.conditions) * study.seeds
+    yield runs > MOST_RUNS, f"methods, conditions and seeds make {runs} runs, more than {MOST_RUNS}"
     yield twice is not None, f"two methods are called {twice!r}: give one of them a variant"
     yield study.held_out == 1, "held_out must be below 1, or no image is left to train on"
     yield not study.conditions, "resolutions, fractions, corruptions and label_noises need at least one entry each"

@@ -1,5 +1,6 @@
 """Where studies come from: YAML that ships or is the user's own, what is stored with results, and comparisons."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
@@ -15,6 +16,7 @@ from didicm.settings import load_recipe
 from didicm.values import Amount, coerce, override
 
 T = TypeVar("T")
+MOST = 1000  # samplers of one kind, or conditions
 
 # What each method of a comparison changes in the recipe; all have the same trunk, epochs and batches.
 METHODS = {
@@ -106,7 +108,8 @@ def _method(values: Mapping[str, Any]) -> Method:
     if "size" in own:
         own["size"] = str(own["size"])  # to YAML, 18 is a number
     rest = {key: value for key, value in values.items() if key not in (*own, "settings")}
-    return _make(Method, {**own, "settings": {**values.get("settings", {}), **rest}})
+    settings = coerce(values.get("settings", {}), Mapping[str, Any], "settings of a method")
+    return _make(Method, {**own, "settings": {**settings, **rest}})
 
 
 def _make(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -126,6 +129,8 @@ def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
     fractions = coerce(axes.get("fractions", [1.0]), tuple[Amount, ...], "fractions")
     corruptions = coerce(axes.get("corruptions", ["none"]), tuple[str, ...], "corruptions")
     noises = coerce(axes.get("label_noises", [0.0]), tuple[LabelNoise, ...], "label_noises")
+    if math.prod(map(len, (resolutions, fractions, corruptions, noises))) > MOST:
+        raise UserError(f"resolutions, fractions, corruptions and label_noises unfold to more than {MOST} conditions")
     return [
         {"resolution": r, "fraction": f, "corruption": None if c == "none" else c, "label_noise": noise}
         for noise, c, f, r in product(noises, corruptions, fractions, resolutions)
@@ -135,7 +140,9 @@ def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
 def _samplers(given: Any, curves: Any) -> tuple[SamplerSpec, ...]:
     """Samplers by name, then those that only make curves, expanded over steps and chains; or stored ones."""
     if isinstance(given, (list, tuple)):
-        return tuple(_make(SamplerSpec, entry) for entry in given)
+        return tuple(
+            _make(SamplerSpec, entry) for entry in coerce(given, tuple[Mapping[str, Any], ...], "samplers")
+        )
     made: dict[str, SamplerSpec] = {}
     for key, group, stored in (("samplers", given, True), ("curves", curves, False)):
         for name, settings in coerce(group, Mapping[str, Mapping[str, Any]], key).items():
@@ -148,6 +155,8 @@ def _expand(name: str, settings: Mapping[str, Any], stored: bool) -> Iterator[Sa
     """One sampler for each number of steps and of chains; of several, only the first keeps its posteriors."""
     settings, at = {key: x for key, x in settings.items() if key != "at"}, settings.get("at", {})
     listed = {key: settings[key] for key in ("steps", "chains") if isinstance(settings.get(key), list)}
+    if math.prod(map(len, listed.values())) > MOST:
+        raise UserError(f"samplers: {name} unfolds to more than {MOST}")
     for i, values in enumerate(product(*listed.values())):
         own = dict(zip(listed, values, strict=True))
         words = [f"{n} {unit if n != 1 else unit[:-1]}" for unit, n in own.items()]

@@ -164,6 +164,8 @@ def _draw_posteriors(rows: Rows, out: Path) -> list[Figure]:
     """Curves and single images, of the least informative condition."""
     hard = rows.conditions()[-1]
     raw, scaled = (figures.load_stored(rows, hard, out, scaled=scaled) for scaled in (False, True))
+    if not raw:  # only metrics were kept
+        return []
     with drawing():
         drawn: dict[str, Drawing | None] = {
             "reliability": figures.reliability_diagrams(raw, rows, hard),

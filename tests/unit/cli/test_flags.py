@@ -112,3 +112,8 @@ def test_help_shows_every_option_with_its_words_and_defaults(capsys):
         assert words in shown
     assert help_of(Options)["many"] == "some of them"
     assert "--sampler.steps" in show_help("train", "Trains.", TrainConfig)
+
+
+def test_an_option_is_not_taken_for_the_value_of_another(fails):
+    assert "--out needs a value: text" in fails("train", "--data=fashion-mini", "--out", "--dry-run")
+    assert "--size needs a value" in fails("models", "--size", "--steps=3")
