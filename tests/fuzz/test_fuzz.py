@@ -1,10 +1,12 @@
 """The short form of `make fuzz`, with a seed of its own."""
 
 import json
+import os
 from random import Random
 
 import pytest
 
+from didicm.errors import UserError
 from tests.fuzz.__main__ import PAGE, STORED, attack, page
 from tests.fuzz.areas import ACCEPTED, AREAS, REFUSED, Area
 
@@ -20,25 +22,27 @@ def test_whatever_is_read_is_answered_or_refused(area):
 
 
 class Broken(Area):
-    """Does all that an area may not."""
+    """Does one after the other what an area may not."""
 
     name, share = "broken", 1000
+    tried = 0
 
     def attack(self, rng: Random) -> None:
-        kind = rng.choice(("wrong", "raises", "crashes"))
-        assert kind != "wrong"
-        if kind == "crashes":
-            import os
+        self.tried += 1
+        assert self.tried != 1
+        if self.tried == 2:
+            raise KeyError("lost")
+        if self.tried == 3:
+            raise UserError(" ")
+        os._exit(7)
 
-            os.abort()
-        raise KeyError(kind)
 
-
-def test_the_fuzzer_sees_wrong_answers_exceptions_and_crashes():
-    outcome = attack(Broken, 30, seed=0)
-    assert outcome.counts["wrong answers"] + outcome.counts["tracebacks"] == len(outcome.defects)
-    assert any("KeyError" in defect for defect in outcome.defects)
-    assert "ended with -6" in outcome.defects[-1]
+def test_the_fuzzer_sees_wrong_answers_exceptions_silence_and_crashes():
+    outcome = attack(Broken, 10, seed=0)
+    expected = ("AssertionError", "KeyError: 'lost'", "", "the process ended with 7")
+    assert len(outcome.defects) == len(expected)
+    assert all(says in defect for says, defect in zip(expected, outcome.defects, strict=True))
+    assert outcome.counts == {"wrong answers": 1, "tracebacks": 2, "refused without a word": 1}
 
 
 def test_the_page_on_reliability_shows_the_stored_counts():

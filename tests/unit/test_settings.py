@@ -132,10 +132,11 @@ def test_values_take_their_declared_type(value, kind, expected):
 
 # What may be 0; and what may be any number, because others bound it or it only counts seconds.
 ZERO = {
-    "label_proposal", "sampler.seed", "sampler.tolerance", "augment.pad", "augment.hflip", "augment.color_jitter",
+    "feature_views", "label_proposal", "sampler.seed", "sampler.tolerance", "augment.pad", "augment.hflip",
+    "augment.color_jitter",
     "augment.mixup", "augment.cutmix", "augment.label_smoothing", "optimizer.weight_decay",
     "optimizer.warmup_epochs", "optimizer.ema", "optimizer.momentum", "seed", "run.workers", "run.save_seconds",
-    "run.log_seconds", "feature_views",
+    "run.log_seconds",
 }  # fmt: skip
 LARGE = {
     "sampler.seed", "sampler.chunk", "seed", "batch_size", "accumulate", "optimizer.warmup_epochs",

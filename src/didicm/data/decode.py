@@ -52,6 +52,7 @@ def open_image(source: str | Path | bytes) -> Image.Image:
     except UnidentifiedImageError:
         raise UserError(f"it is none of {', '.join(formats)}") from None
     try:
+        _check_complete(image)
         _check_memory(image, _decoding_bytes(image) + (2 * held if image.format in DECODERS else 0))
     except UserError:
         image.close()
@@ -132,6 +133,14 @@ def _check_memory(image: Image.Image, needed: int) -> None:
             f"its {image.width} x {image.height} pixels would take {needed >> 20} MB to decode, "
             f"more than the {MEMORY >> 20} MB allowed: make it smaller"
         )
+
+
+def _check_complete(image: Image.Image) -> None:
+    """Refuse a TIFF without some of its strips: Pillow would show what lies in memory there."""
+    parts = [tile[1] for tile in getattr(image, "tile", [])]
+    there = sum((right - left) * (bottom - top) for left, top, right, bottom in parts)
+    if image.format == "TIFF" and there < image.width * image.height:
+        raise UserError("some of its pixels are missing")
 
 
 def _decoding_bytes(image: Image.Image) -> int:

@@ -168,6 +168,17 @@ def test_pixels_that_are_no_numbers_are_refused():
         to_channels(Image.fromarray(values), 3)
 
 
+def test_a_tiff_without_some_of_its_rows_is_refused(picture):
+    whole = encoded(picture(size=(32, 24)), "TIFF")
+    rows = struct.pack("<HHI", 278, 4, 1) if whole[:2] == b"II" else b""
+    at = whole.index(rows)
+    open_image(whole)
+    for kept in (1, 23):
+        part = whole[:at] + rows + struct.pack("<I", kept) + whole[at + 12 :]
+        with pytest.raises(UserError, match="pixels are missing"):
+            open_image(part)
+
+
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
 
 
