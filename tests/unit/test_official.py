@@ -56,7 +56,7 @@ def test_the_command_writes_a_model_directory(released, tmp_path, capsys):
     assert checkpoint.class_names[10] == "class 10"
     assert checkpoint.transform["size"] == 112
     assert checkpoint.classifier(torch.randn(2, 3, 32, 32)).shape == (2, 11)
-    with pytest.raises(UserError, match="already holds config.json"):
+    with pytest.raises(UserError, match=r"already holds config\.json"):
         import_official.main([str(path), "--out", str(tmp_path / "model")])
 
 

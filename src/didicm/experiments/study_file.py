@@ -130,7 +130,9 @@ def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
     corruptions = coerce(axes.get("corruptions", ["none"]), tuple[str, ...], "corruptions")
     noises = coerce(axes.get("label_noises", [0.0]), tuple[LabelNoise, ...], "label_noises")
     if math.prod(map(len, (resolutions, fractions, corruptions, noises))) > MOST:
-        raise UserError(f"resolutions, fractions, corruptions and label_noises unfold to more than {MOST} conditions")
+        raise UserError(
+            f"resolutions, fractions, corruptions and label_noises unfold to more than {MOST} conditions"
+        )
     return [
         {"resolution": r, "fraction": f, "corruption": None if c == "none" else c, "label_noise": noise}
         for noise, c, f, r in product(noises, corruptions, fractions, resolutions)
