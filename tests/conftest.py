@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -19,6 +20,9 @@ settings.load_profile("patient")
 # threads share differ in the last digit.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+# Ctrl-C is tested, also where the tests run in the background of a shell, which would have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENCE = 1200  # seconds: a busy machine is many times slower than an idle one
 
