@@ -202,7 +202,8 @@ class StandardClassifier(Classifier):
     def _logits_and_features(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and what the last layer makes them of: without timm's interface, the logits themselves."""
         model: Any = self.model
-        if not all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier")):
+        whole = all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier"))
+        if not whole or image.ndim == 2:  # features that were computed earlier
             logits = self._logits(image)
             return logits, logits
         x = model.forward_features(image)

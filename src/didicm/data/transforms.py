@@ -249,7 +249,9 @@ def to_tensor(images: Iterable[Image.Image | np.ndarray]) -> Tensor:
 
 def target_distribution(label: Tensor, num_classes: int, smoothing: float = 0.0) -> Tensor:
     """Labels (B,) as distributions (B, K), or such: `smoothing` is spread evenly over all classes."""
-    target = label if label.ndim == 2 else F.one_hot(label, num_classes).float()
+    target = label
+    if label.ndim == 1:  # `one_hot` would read the largest label, and wait for it
+        target = torch.zeros(len(label), num_classes, device=label.device).scatter_(1, label[:, None], 1.0)
     return target * (1 - smoothing) + smoothing / num_classes
 
 

@@ -81,8 +81,6 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
     train = data.train.select(chosen)
     if config.label_noise:  # of all, so that a part of them has the same wrong labels
         train.labels = noisy_labels(data.train, config.label_noise, config.seed)[chosen]
-    train_transform = TrainTransform(config.augment, transform)
-    train_transform.check()
     weight, images = None, train.class_counts
     if config.balance == "weights":
         counts = images.clip(min=1)
@@ -90,6 +88,8 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
     classifier = build_classifier(config, len(train.class_names), transform.channels, fresh=fresh)
     if isinstance(classifier.model, Backbone) and any(config.model_args.get(k) for k in ("pretrained", "weights")):
         transform = replace(transform, **classifier.model.normalization)
+    train_transform = TrainTransform(config.augment, transform)
+    train_transform.check()
     keeps_features(config, classifier)  # or say what hinders it
     if config.run.grad_checkpointing:
         _checkpoint_gradients(classifier.model)

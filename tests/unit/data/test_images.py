@@ -126,7 +126,7 @@ def test_selection_takes_images_labels_and_names_along():
 
 def test_strings_hold_any_file_name():
     names = ["a", "", "größe/ü.png", "broken\udcff", "日本"]
-    strings = pickle.loads(pickle.dumps(Strings(names)))
+    strings = pickle.loads(pickle.dumps(Strings.of(names)))
     assert [strings[i] for i in range(len(names))] == names
 
 

@@ -22,6 +22,7 @@ class Gate:
 
     def __init__(self, engine):
         self.engine, self.class_names = engine, engine.class_names
+        self.training_prior, self.rule = engine.training_prior, engine.rule
         self.asked, self.open = threading.Semaphore(0), threading.Event()
 
     def describe(self):
