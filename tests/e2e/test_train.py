@@ -394,7 +394,7 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(tmp_path, works, trai
 
 
 def test_a_diverging_run_stops_with_advice_and_keeps_its_state(tmp_path, fails, train_flags):
-    changes = {"optimizer__lr": "1e30", "optimizer__name": "sgd", "optimizer__clip": "null", "epochs": 20}
+    changes = {"optimizer__lr": "1000", "optimizer__name": "sgd", "optimizer__clip": "null", "epochs": 20}
     error = fails("train", *train_flags(tmp_path / "run", **changes))
     assert "has a loss of" in error
     assert "try a lower optimizer.lr" in error

@@ -77,6 +77,7 @@ def train(
     run = components or build(config, fresh=not has_state(folder))
     if run.class_weight is not None:
         run = replace(run, class_weight=run.class_weight.to(fabric.device))
+    check_batches(config, run, fabric.world_size)  # before anything is written
     console = console or SafeConsole(soft_wrap=True)
     with ExitStack() as until_the_end:
         first_alone(fabric, lambda: until_the_end.enter_context(held(folder, HELD)))
