@@ -233,7 +233,7 @@ RESULT = {
         ({"seed": -1}, "seed must be at least 0"),
         ({"num_classes": 0}, "num_classes must be at least 1"),
         ({"versions": []}, "versions must be"),
-        ({"condition": {"fraction": 7}}, "fraction must be"),
+        ({"condition": {"fraction": -7}}, "fraction must be"),
         ({"measurements": []}, "no measurements"),
         ({"measurements": [3]}, "is damaged"),
         (
