@@ -360,6 +360,7 @@ def test_bad_settings_get_one_sentence_and_write_nothing(dry, changes, says, tmp
         pytest.skip("this machine has the device")
     assert says in fails("train", *train_flags(tmp_path / "run", **changes), *dry)
     assert not (tmp_path / "run").exists()
+    assert not torch.distributed.is_initialized()
 
 
 def test_other_mistakes_of_the_command_line(tmp_path, fails, train_flags):

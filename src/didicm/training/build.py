@@ -63,8 +63,7 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
     """
     if not config.data:
         raise UserError("no data: say where the images are with --data")
-    check_optimizer(config)
-    check_names(config.run)
+    check_settings(config)
     corrupt_train, corrupt_eval = (
         Corruptions.parse(text) if text else None for text in (config.corrupt_train, config.corrupt_eval)
     )
@@ -138,8 +137,9 @@ def _network(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def check_optimizer(config: TrainConfig) -> None:
-    """Refuse an optimiser that timm does not have, and what does not go with split weights."""
+def check_settings(config: TrainConfig) -> None:
+    """Refuse what can be refused without data or devices: unknown names, and what does not go together."""
+    check_names(config.run)
     name = config.optimizer.name.lower()
     known = [str(optimizer) for optimizer in list_optimizers()]
     if name.removeprefix("lookahead_") not in known:

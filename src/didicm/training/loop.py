@@ -28,7 +28,7 @@ from didicm.locks import held
 from didicm.settings import TrainConfig, to_yaml
 from didicm.signals import stoppable
 from didicm.text import SafeConsole
-from didicm.training.build import RunComponents, build, check_batches
+from didicm.training.build import RunComponents, build, check_batches, check_settings
 from didicm.training.devices import (
     agree,
     first_alone,
@@ -70,6 +70,7 @@ def train(
         on_step: called after every step.
         console: where progress is shown.
     """
+    check_settings(config)  # before processes are started
     fabric = make_fabric(config.run)
     fabric.launch()
     tune(fabric.device)

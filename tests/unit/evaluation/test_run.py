@@ -130,7 +130,7 @@ def test_processes_of_a_machine_fill_the_same_files(diffusion, some_images, tmp_
     """In threads here: two processes that only meet at the barrier."""
     images = some_images(count)
     whole = evaluate(diffusion, Counted(images, torn), TRANSFORM, SAMPLERS, keep=4)
-    meet = threading.Barrier(2, timeout=60)
+    meet = threading.Barrier(2, timeout=1200)
 
     def share(rank):
         mine = Counted(images, torn)
