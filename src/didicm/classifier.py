@@ -26,10 +26,15 @@ from didicm.values import Natural, coerce
 # Earliest time in training: closer to 0 the true ratios leave float32.
 MIN_TIME = 1e-5
 
-Objective: TypeAlias = Literal["cross-entropy", "binary-cross-entropy", "multi-label", "marginal"]
+Objective: TypeAlias = Literal[
+    "cross-entropy", "generalized-cross-entropy", "binary-cross-entropy", "multi-label", "marginal"
+]
 
 # A class with more of the target than this is wholly present to objective `multi-label`.
 PRESENT_SHARE = 0.2
+
+# Exponent of generalized cross-entropy, as in its paper: towards 0 it is cross-entropy, at 1 the mean absolute error.
+GENERALIZED_EXPONENT = 0.7
 
 
 class Classifier(nn.Module, ABC):
@@ -137,9 +142,10 @@ class DiffusionClassifier(Classifier):
 class StandardClassifier(Classifier):
     """A network that maps images to logits (B, K), trained on the label itself.
 
-    Objectives: `cross-entropy`; `binary-cross-entropy`, one yes-or-no question per class; `multi-label`, the same
-    with a yes for every class that is present, as in "ResNet strikes back"; and `marginal`, the DiDiCM loss of a
-    network that sees neither label nor noise: the control that separates loss from conditioning.
+    Objectives: `cross-entropy`; `generalized-cross-entropy` (Zhang & Sabuncu 2018), which gives up labels that it
+    finds unlikely; `binary-cross-entropy`, one yes-or-no question per class; `multi-label`, the same with a yes for
+    every class that is present, as in "ResNet strikes back"; and `marginal`, the DiDiCM loss of a network that sees
+    neither label nor noise: the control that separates loss from conditioning.
     """
 
     numbers_per_draw = 1
@@ -168,6 +174,9 @@ class StandardClassifier(Classifier):
                 # nothing of label smoothing, although recipe A1 lists that as well.
                 target = (target > PRESENT_SHARE).to(target.dtype)
             return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
+        if self.objective == "generalized-cross-entropy":
+            each = -torch.expm1(GENERALIZED_EXPONENT * logits.log_softmax(-1)) / GENERALIZED_EXPONENT
+            return (target * each).sum(-1)
         if self.process is None:
             return F.cross_entropy(logits, target, reduction="none")
         t = _time(u[..., 0].T)  # draws first: they share the images' targets

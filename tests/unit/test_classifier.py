@@ -47,6 +47,7 @@ ALL = {
     "draws": lambda: diffusion(draws_per_image=3, label_proposal=0.5),
     "backbone": lambda: backbone(draws_per_image=4),
     "cross-entropy": standard,
+    "generalized-cross-entropy": lambda: standard("generalized-cross-entropy"),
     "binary-cross-entropy": lambda: standard("binary-cross-entropy"),
     "multi-label": lambda: standard("multi-label"),
     "marginal": lambda: standard("marginal"),
@@ -244,6 +245,48 @@ def test_multi_label_is_timms_binary_cross_entropy_with_a_threshold():
         assert torch.allclose(expected, hard)
         positives |= set((target > 0.2).sum(-1).tolist())
     assert positives == {1, 2}
+
+
+class Logits(torch.nn.Module):
+    """A network whose answer is the input."""
+
+    num_classes = 5
+
+    def forward(self, image):
+        return image
+
+
+def test_generalized_cross_entropy_is_its_formula_for_hard_and_soft_targets():
+    torch.manual_seed(0)
+    logits, soft = 3 * torch.randn(6, 5), torch.rand(6, 5).softmax(-1)
+    classifier, u = StandardClassifier(Logits(), "generalized-cross-entropy"), torch.empty(6, 1, 1)
+    for target in (F.one_hot(torch.arange(6) % 5, 5).float(), soft):
+        expected = []
+        for row, weights in zip(logits.double().softmax(-1), target.double(), strict=True):
+            expected.append(sum(w * (1 - p**0.7) / 0.7 for p, w in zip(row, weights, strict=True)))
+        assert torch.allclose(classifier.losses(logits, target, u).double(), torch.stack(expected), atol=1e-6)
+
+
+def test_generalized_cross_entropy_lies_between_cross_entropy_and_absolute_error(monkeypatch):
+    torch.manual_seed(0)
+    logits, target, u = 3 * torch.randn(6, 5), F.one_hot(torch.arange(6) % 5, 5).float(), torch.empty(6, 1, 1)
+    classifier = StandardClassifier(Logits(), "generalized-cross-entropy")
+    absolute = (logits.softmax(-1) - target).abs().sum(-1) / 2
+    for exponent, limit in ((1e-4, F.cross_entropy(logits, target, reduction="none")), (1.0, absolute)):
+        monkeypatch.setattr("didicm.classifier.GENERALIZED_EXPONENT", exponent)
+        assert torch.allclose(classifier.losses(logits, target, u), limit, rtol=2e-3)
+
+
+def test_generalized_cross_entropy_gives_up_a_label_that_is_out_of_reach():
+    """Its gradient is that of cross-entropy times p^0.7: bounded loss, finite and vanishing gradient."""
+    logits = torch.tensor([[0.0, 4.0, 0.0, 0.0, 0.0], [0.0, 300.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    target, u = F.one_hot(torch.zeros(2, dtype=torch.long), 5).float(), torch.empty(2, 1, 1)
+    losses = StandardClassifier(Logits(), "generalized-cross-entropy").losses(logits, target, u)
+    (generalized,) = torch.autograd.grad(losses.sum(), logits)
+    (usual,) = torch.autograd.grad(F.cross_entropy(logits, target, reduction="sum"), logits)
+    p = logits.softmax(-1)[:, :1]
+    assert torch.allclose(generalized, usual * p**0.7, atol=1e-6)
+    assert losses[1].item() == pytest.approx(1 / 0.7)
 
 
 @pytest.mark.parametrize("objective", ["binary-cross-entropy", "multi-label"])

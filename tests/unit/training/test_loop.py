@@ -26,6 +26,7 @@ def test_a_compiled_network_learns_the_same(train, weights_of, assert_same, monk
         {"run__precision": "bf16-mixed", "draws_per_image": 2},
         {"model_args__parameterization": "score", "model_args__layout": "official", "label_proposal": 0},
         {"method": "standard", "augment__mixup": 0.2},
+        {"method": "standard", "objective": "generalized-cross-entropy"},
         {"method": "standard", "objective": "marginal"},
     ],
     ids=str,
