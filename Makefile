@@ -50,7 +50,7 @@ results: $(READY) ## make docs/results.md again from the stored results
 	$(BIN)/python docs/make_results.py
 
 docs: $(READY) ## build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove everything the targets made
 	rm -rf .venv site build dist

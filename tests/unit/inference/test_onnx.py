@@ -120,7 +120,7 @@ def test_the_ten_lines_of_the_guide_say_the_same(onnx_model, tmp_path, write, mo
     example = root / "examples" / "onnx_client.py"
     lines = example.read_text().partition("ImageOps\n\n")[2]
     assert lines.count("\n") == 10
-    assert lines in (root / "docs" / "guide.md").read_text()
+    assert lines in (root / "docs" / "guides" / "export.md").read_text()
     for i, (size, mode) in enumerate([((50, 41), "RGB"), ((30, 80), "L"), ((12, 12), "RGB")]):
         photo = write(tmp_path / f"{i}.jpg", seed=i, size=size, mode=mode)
         monkeypatch.setattr(sys, "argv", ["onnx_client.py", str(onnx_model), str(photo)])
