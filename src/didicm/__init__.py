@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from didicm.diffusion import Posterior as Posterior
     from didicm.diffusion import UniformProcess as UniformProcess
     from didicm.errors import UserError as UserError
-    from didicm.evaluation.assess import calibrate as calibrate
     from didicm.evaluation.assess import evaluate as evaluate
+    from didicm.evaluation.fitting import calibrate as calibrate
     from didicm.inference.bulk import predict as predict
     from didicm.inference.export import export as export
     from didicm.inference.fuse import optimize_for_inference as optimize_for_inference
@@ -45,7 +45,7 @@ _HOME = {
     "StandardClassifier": "classifier",
     "UniformProcess": "diffusion",
     "UserError": "errors",
-    "calibrate": "evaluation.assess",
+    "calibrate": "evaluation.fitting",
     "compare": "cli.compare",
     "create_model": "models",
     "evaluate": "evaluation.assess",

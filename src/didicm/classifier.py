@@ -33,7 +33,7 @@ Objective: TypeAlias = Literal[
 # A class with more of the target than this is wholly present to objective `multi-label`.
 PRESENT_SHARE = 0.2
 
-# Exponent of generalized cross-entropy, as in its paper: towards 0 it is cross-entropy, at 1 the mean absolute error.
+# Exponent of generalized cross-entropy, as in its paper: near 0 it is cross-entropy, at 1 the mean absolute error.
 GENERALIZED_EXPONENT = 0.7
 
 
@@ -143,9 +143,9 @@ class StandardClassifier(Classifier):
     """A network that maps images to logits (B, K), trained on the label itself.
 
     Objectives: `cross-entropy`; `generalized-cross-entropy` (Zhang & Sabuncu 2018), which gives up labels that it
-    finds unlikely; `binary-cross-entropy`, one yes-or-no question per class; `multi-label`, the same with a yes for
-    every class that is present, as in "ResNet strikes back"; and `marginal`, the DiDiCM loss of a network that sees
-    neither label nor noise: the control that separates loss from conditioning.
+    finds unlikely; `binary-cross-entropy`, one yes-or-no question per class; `multi-label`, the same with a yes
+    for every class that is present, as in "ResNet strikes back"; and `marginal`, the DiDiCM loss of a network
+    that sees neither label nor noise: the control that separates loss from conditioning.
     """
 
     numbers_per_draw = 1

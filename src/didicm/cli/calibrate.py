@@ -11,8 +11,8 @@ from didicm.checkpoint import CALIBRATION
 from didicm.cli.flags import parse
 from didicm.cli.options import LabelledOptions, hint_corruption, percent
 from didicm.errors import UserError
-from didicm.evaluation.assess import calibrate, check_storable
 from didicm.evaluation.calibration import Calibration, is_calibration
+from didicm.evaluation.fitting import calibrate, check_storable
 from didicm.files import check_replaceable
 from didicm.text import SafeConsole
 

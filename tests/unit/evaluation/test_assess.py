@@ -8,9 +8,10 @@ import pytest
 
 from didicm.data import stratified_split
 from didicm.errors import UserError
-from didicm.evaluation import assess
-from didicm.evaluation.assess import calibrate, evaluate
+from didicm.evaluation import fitting
+from didicm.evaluation.assess import evaluate
 from didicm.evaluation.calibration import WEAK_PRIOR, Temperature, fit_temperature, load_calibration
+from didicm.evaluation.fitting import calibrate
 from didicm.inference.predictor import Predictor
 
 QUICK = {"workers": 0, "batch_size": 64}
@@ -49,7 +50,7 @@ def test_missing_classes_and_a_temperature_that_does_harm_are_told(model, tmp_pa
     two = str(make_folder(tmp_path / "two", classes=("ant", "bee"), count=20, size=(8, 8)))
     notes = calibrate(model, two, **QUICK).notes
     assert f"{two} has no image to fit on of class cat: of those the calibration knows nothing" in notes
-    monkeypatch.setattr(assess, "fit_temperature", lambda *_: Temperature(0.05, 1.0, 1.0, 20, None))
+    monkeypatch.setattr(fitting, "fit_temperature", lambda *_: Temperature(0.05, 1.0, 1.0, 20, None))
     (note,) = [note for note in calibrate(model, two, **QUICK).notes if "worse" in note]
     assert note.startswith("the temperature made the NLL of the other images worse")
 

@@ -8,7 +8,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from didicm import DiffusionClassifier, StandardClassifier, create_model, save
 from didicm.data import EvalTransform, open_data
-from didicm.evaluation.assess import calibrate
+from didicm.evaluation.fitting import calibrate
 from didicm.inference.predictor import Predictor
 from didicm.serving.engine import TorchEngine
 from didicm.serving.examples import find_examples

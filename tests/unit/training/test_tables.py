@@ -3,7 +3,8 @@
 import pytest
 
 from didicm.cli.__main__ import main
-from didicm.evaluation.assess import calibrate, evaluate
+from didicm.evaluation.assess import evaluate
+from didicm.evaluation.fitting import calibrate
 from didicm.evaluation.stored import open_model
 from didicm.training.build import build
 
