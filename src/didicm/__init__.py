@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from didicm.errors import UserError as UserError
     from didicm.evaluation.assess import evaluate as evaluate
     from didicm.evaluation.fitting import calibrate as calibrate
+    from didicm.evaluation.shift import evaluate_shift as evaluate_shift
     from didicm.inference.bulk import predict as predict
     from didicm.inference.export import export as export
     from didicm.inference.fuse import optimize_for_inference as optimize_for_inference
@@ -49,6 +50,7 @@ _HOME = {
     "compare": "cli.compare",
     "create_model": "models",
     "evaluate": "evaluation.assess",
+    "evaluate_shift": "evaluation.shift",
     "export": "inference.export",
     "list_models": "models",
     "load": "checkpoint",

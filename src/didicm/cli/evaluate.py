@@ -49,10 +49,12 @@ class EvaluateOptions(LabelledOptions):
     Args:
         out: where to store the results; by default RUN/evaluation/DATA
         bins: of the calibration errors
+        shift: measure instead how accuracy, NLL and ECE change under every corruption at severities 1 to 5
     """
 
     out: Path | None = None
     bins: Natural = BINS
+    shift: bool = False
 
 
 def main(argv: list[str]) -> int:
@@ -61,9 +63,15 @@ def main(argv: list[str]) -> int:
     options = parse(argv, EvaluateOptions, command="evaluate", description=text, positional=["run"])
     console = SafeConsole(soft_wrap=True)
     corruption = options.parsed_corruption()
+    if options.shift and corruption is not None:
+        raise UserError("--shift corrupts the images itself: leave out --corruption")
     model = options.open()
     folder = options.out or default_folder(options)
     make_folder(folder)
+    if options.shift:
+        from didicm.cli.evaluate_shift import measure_shift
+
+        return measure_shift(model, folder, options, console)
     for name in (POSTERIORS, METRICS, CLASSES):  # written together
         check_replaceable(
             folder / name, lambda _: is_posteriors(folder / POSTERIORS), "--out", force=options.force

@@ -1,9 +1,9 @@
 """Corrupted images: lower resolution, and a suite of corruptions at severities 1 to 5.
 
 Strengths follow ImageNet-C (Hendrycks and Dietterich, 2019) where it has the corruption. Lengths are
-fractions of the image's shorter side, so that a severity means about the same at 28 and at 500 pixels. A
-corruption acts on the image as it comes from its source, before it is cropped or augmented: the camera was
-bad, not the crop.
+fractions of the image's shorter side, so that a severity means about the same at 28 and at 500 pixels. The loader
+first brings an image down to the scale at which the network sees it, since shrinking afterwards would average most
+of the damage away; then it is corrupted, and only then cropped and augmented: the camera was bad, not the crop.
 """
 
 import io
@@ -20,6 +20,7 @@ from didicm.errors import did_you_mean
 
 Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
+SEVERITIES = (1, 2, 3, 4, 5)
 ALIASES = {"noise": "gaussian_noise", "shot": "shot_noise", "motion": "motion_blur"}
 
 
@@ -44,7 +45,7 @@ class Corruptions:
             elif name not in SUITE:
                 known = ("resolution", *SUITE, *ALIASES)
                 raise DataError(f"there is no corruption {name!r}; {did_you_mean(name, known)}")
-            elif int(severity) not in range(1, 6):
+            elif int(severity) not in SEVERITIES:
                 raise DataError(f"the severity of {name} must be 1 to 5, got {severity}")
             parts.append((name, int(severity)))
         return cls(tuple(parts))

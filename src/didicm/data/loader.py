@@ -4,7 +4,7 @@ Batch b of epoch e on a rank is a pure function of (seed, e, b, rank, world size
 run that stops anywhere continues bit by bit, and the number of workers changes nothing but the speed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ class Batches(Dataset[Batch]):
     seed: int
     repeats: int
     balanced: bool
-    corruption: Corruptions | None
+    corruptions: tuple[Corruptions | None, ...]  # each image comes under all of them, one after the other
     rank: int
     world_size: int
     finish: bool  # else that is left to the GPU
@@ -67,7 +67,7 @@ class Batches(Dataset[Batch]):
         # Training drops what does not fill a batch, but has at least one.
         self.count = max(1, whole) if self.train else whole + (rest > self.rank)
         self.stacked: Tensor | None = None
-        if isinstance(self.images, MemorySet) and self.corruption is None:
+        if isinstance(self.images, MemorySet) and self.corruptions == (None,):
             stacked = self.images.stacked()
             if stacked is not None and self.transform.keeps((stacked.shape[2], stacked.shape[1])):
                 self.stacked = torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
@@ -118,18 +118,23 @@ class Batches(Dataset[Batch]):
                 if found is None:
                     continue
                 used, image = found
-                if self.corruption is not None:
-                    image = self.corruption(image, np.random.default_rng(k))
-                shown.append(used)
-                prepared.append(self.transform.prepare(image, k))
-                kept.append(row)
+                for corruption in self.corruptions:
+                    shown.append(used)
+                    prepared.append(self.transform.prepare(self._corrupted(image, corruption, k), k))
+                    kept.append(row)
         images = to_tensor(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
         return images, torch.tensor(shown, dtype=torch.int64), key[kept]
 
+    def _corrupted(self, image: Image.Image, corruption: Corruptions | None, key: int) -> Image.Image:
+        """An image as a bad camera with the network's resolution would have taken it."""
+        if corruption is None:
+            return image
+        return corruption(self.transform.scale_down(image), np.random.default_rng(key))
+
     def _load(self, i: int, key: int, skipped: list[Skipped]) -> tuple[int, Image.Image] | None:
         """Load image i, or in training another of its class; notes what could not be read."""
-        # A corruption acts on the image as it is stored, so it needs all of it.
-        shrink = partial(self.transform.shrink, key=key) if self.corruption is None else None
+        # A corruption acts on the whole image, and not on what training crops.
+        shrink = partial(self.transform.shrink, key=key) if self.corruptions == (None,) else None
         for attempt in range(REPLACEMENT_TRIES if self.train else 1):
             try:
                 return i, self.images.load(i, shrink)
@@ -230,13 +235,17 @@ def make_loader(
     workers: int = 0,  # processes that decode
     repeats: int = 1,  # views of an image in an epoch of unchanged length (repeated augmentation)
     balanced: bool = False,  # draw classes evenly; it shifts calibration, for the classes are not so in the world
-    corruption: Corruptions | None = None,  # applied to every image before the transform
+    corruption: Corruptions | Sequence[Corruptions | None] | None = None,  # of several, each image comes under all
     rank: int = 0,  # of `world_size`; together they see what one process would with the whole batch
     world_size: int = 1,
     in_memory: bool | None = None,  # decode everything once, in full; None does so if it is small
     device: torch.device | str = "cpu",  # batches travel to a GPU as bytes and are normalised there
 ) -> Loader:
     """Make the batches of an epoch.
+
+    A corruption acts on images that are brought down to the size the network sees, before they are cropped and
+    augmented. With several, an image is decoded once, and a batch has that many times `batch_size` rows: all of
+    the first image, all of the second, and so on.
 
     Training shuffles, drops the last incomplete batch, and puts another image of the same class in place of
     one that cannot be read. Evaluation shows every image once in order and leaves unreadable ones out. More
@@ -255,8 +264,9 @@ def make_loader(
         images = MemorySet(images)
     device = torch.device(device)
     finish = device.type == "cpu" or stored
+    corruptions = (corruption,) if corruption is None or isinstance(corruption, Corruptions) else tuple(corruption)
     batches = Batches(
-        images, transform, batch_size, train, seed, repeats, balanced, corruption, rank, world_size, finish
+        images, transform, batch_size, train, seed, repeats, balanced, corruptions, rank, world_size, finish
     )
     return Loader(batches, epoch, start_batch, workers, device)
 

@@ -5,6 +5,7 @@ turns a batch of those into a normalised tensor, on any device. All that is rand
 over the batch, so images that need no `prepare` never pass through PIL again. `Mixer` makes the targets.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, reduce
@@ -76,6 +77,14 @@ class EvalTransform(Settings):
             return image
         return resize_and_crop(image, self.size, self.crop_pct, self.interpolation)
 
+    def scale_down(self, image: Image.Image) -> Image.Image:
+        """Shrink a whole image to the scale at which the network sees it; never enlarges."""
+        shorter, least = math.floor(self.size / self.crop_pct), min(image.size)
+        if least <= shorter:
+            return image
+        width, height = (int(shorter * side / least) for side in image.size)
+        return image.resize((width, height), Image.Resampling[self.interpolation.upper()])
+
     def finish(self, images: Tensor, key: np.ndarray | None = None) -> Tensor:
         """Normalise prepared images (B, C, H, W), uint8, to float32."""
         mean, std = self._statistics(images.device)
@@ -145,6 +154,10 @@ class TrainTransform:
             return image
         seed_all(key)
         return reduce(lambda seen, step: step(seen), self._steps, image)
+
+    def scale_down(self, image: Image.Image) -> Image.Image:
+        """As for evaluation."""
+        return self.eval_transform.scale_down(image)
 
     def shrink(self, size: tuple[int, int], key: int = 0) -> int:
         """By what power of 2 an image of this width and height may be decoded smaller.

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from didicm.data import ImageSet
 from didicm.evaluation import run
 from didicm.evaluation.calibration import (
     Calibration,
@@ -44,6 +45,31 @@ class ModelEvaluation:
     unlike_training: float | None  # share of images that are flagged so; None without an outlier score
 
 
+class TestImages(NamedTuple):
+    """Images to measure a model on, and the calibration that its answers get."""
+
+    images: ImageSet
+    described: str  # in a few words
+    calibration: Calibration | None
+    note: str  # on the calibration
+    notes: list[str]  # on images that the model has met before
+
+
+def open_test_images(
+    model: StoredModel, data: str, split: str | None, labels: str | None, group_by: str | None, *, calibrated: bool
+) -> TestImages:
+    """Open images without those that the calibration was fitted on; arguments are those of `evaluate`."""
+    images, described = model.images(data, split, labels, group_by)
+    notes = note_choice(images, data, model) if split != "train" else []
+    calibration, note = None, "calibration left out"
+    if calibrated:
+        calibration, note = find_calibration(model.place, model.posterior)
+    if calibration is not None:
+        images, told = leave_out_fitted(images, data, calibration)
+        notes += told
+    return TestImages(images, described, calibration, note, notes)
+
+
 def evaluate(
     model: str | Path | StoredModel,
     data: str,
@@ -72,14 +98,8 @@ def evaluate(
         loading: corruption, batch_size, workers and progress, as for `run.evaluate`.
     """
     model = model if isinstance(model, StoredModel) else open_model(model)
-    images, described = model.images(data, split, labels, group_by)
-    notes = note_choice(images, data, model) if split != "train" else []
-    calibration, note = None, "calibration left out"
-    if calibrated:
-        calibration, note = find_calibration(model.place, model.posterior)
-    if calibration is not None:
-        images, told = leave_out_fitted(images, data, calibration)
-        notes += told
+    test = open_test_images(model, data, split, labels, group_by, calibrated=calibrated)
+    images, calibration = test.images, test.calibration
     outliers = None if calibration is None else calibration.outliers
     asked: dict[str, Any] = {"seed": seed, "features": outliers is not None, **loading}
     found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, **asked)
@@ -102,11 +122,11 @@ def evaluate(
         nfe=found.nfe[""],
         multiply_adds=cost(model.classifier.model, model.transform.size).total(found.nfe[""]),
         images_per_second=found.images_per_second[""],
-        images=described,
+        images=test.described,
         skipped=found.skipped,
         calibration=calibration,
-        note=note,
-        notes=notes,
+        note=test.note,
+        notes=test.notes,
         probs=probs,
         labels=truth,
         class_names=model.class_names,

@@ -84,6 +84,12 @@ def bin_index(probs: Tensor, bins: int) -> Tensor:
     return torch.bucketize(probs, edges, right=True)
 
 
+def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
+    """`cal/ECE` from the confidence (N,) and the correctness (N,) of the answers alone."""
+    gap = bin_index(confidence, bins).bincount(confidence.double() - right, bins)
+    return gap.abs().sum().item() / len(confidence)
+
+
 def nll(probs: Tensor, labels: Tensor) -> Tensor:
     """Negative log-likelihood (N,) of labels (N,), clipped at `TINY`."""
     return -probs.gather(1, labels.unsqueeze(1)).squeeze(1).double().clamp_min(TINY).log()

@@ -56,7 +56,7 @@ def stream(
     transform: EvalTransform,
     samplers: Samplers = OWN,
     *,
-    corruption: Corruptions | str | None = None,
+    corruption: Corruptions | str | Sequence[Corruptions | None] | None = None,
     batch_size: int = 64,
     workers: int = 0,
     seed: int = 0,
@@ -71,7 +71,8 @@ def stream(
         images: labelled images; their classes are numbered as the classifier's.
         transform: what the classifier sees of them.
         samplers: by name, the settings of the classifier's sampler to change; each image is decoded once for all.
-        corruption: applied to every image before the transform, such as noise:3.
+        corruption: of every image, such as noise:3. Under several, each image is decoded once and its rows follow
+            one another; `evaluate` takes one.
         batch_size: changes the speed, not the result.
         workers: processes that decode images.
         seed: decides what is random in the corruption.

@@ -15,6 +15,7 @@ from didicm.data import (
     make_loader,
     open_data,
 )
+from didicm.data.randomness import keys
 
 EVAL = EvalTransform(size=16)
 NONE, SMALL = Augment(), Augment(pad=2, hflip=0.5)
@@ -120,6 +121,37 @@ def test_evaluation_shows_every_image_once_in_order(images):
         assert torch.cat([index for _, _, index in batches]).tolist() == list(range(24))
         assert len(batches[-1][1]) == 3
     assert torch.equal(batches[0][0][2], EVAL(images.load(2)))
+
+
+def test_corruption_is_meant_at_the_size_the_network_sees(picture):
+    """Before images are shrunk, it would be averaged away; those of the right size are corrupted as they are."""
+    noise = Corruptions.parse("noise:3")
+    for size, crop_pct, train in ((224, 1.0, False), (224, 0.875, False), (224, 1.0, True)):
+        images = ArraySet([np.asarray(picture(i, (size, size))) for i in range(4)], np.arange(4) % 2, ["a", "b"])
+        seen = EvalTransform(32, crop_pct=crop_pct)
+        clean, corrupted = (
+            torch.cat([b[0] for b in load(images, NONE, eval_transform=seen, train=train, **how)])
+            for how in ({}, {"corruption": noise})
+        )
+        spread = (seen.restore(corrupted).float() - seen.restore(clean).float()).std() / 255
+        assert 0.12 < spread < 0.2, (size, crop_pct)  # 0.18, less what black and white cut off
+    small = ArraySet([np.asarray(picture(i, (20, 20))) for i in range(4)], np.arange(4) % 2, ["a", "b"])
+    seen, key = EvalTransform(20, crop_pct=1.0), keys(0, np.arange(4))
+    direct = [seen(noise(small.load(i), np.random.default_rng(int(key[i])))) for i in range(4)]
+    assert torch.equal(load(small, train=False, eval_transform=seen, corruption=noise)[0][0], torch.stack(direct))
+
+
+def test_an_image_is_decoded_once_for_several_corruptions(images, monkeypatch):
+    several = [None, *map(Corruptions.parse, ("noise:5", "jpeg:2", "resolution:7"))]
+    alone = [torch.cat([b[0] for b in load(images, train=False, corruption=one)]) for one in several]
+    decoded = []
+    original = type(images).original
+    monkeypatch.setattr(type(images), "original", lambda self, i: decoded.append(i) or original(self, i))
+    batches = load(images, train=False, batch_size=5, corruption=several, in_memory=False)
+    assert sorted(decoded) == list(range(24))
+    together = torch.cat([b[0] for b in batches]).unflatten(0, (24, 4))
+    assert torch.equal(together, torch.stack(alone, 1))
+    assert torch.cat([b[2] for b in batches]).tolist() == [i for i in range(24) for _ in several]
 
 
 def test_corruption_is_fixed_at_evaluation_and_fresh_in_training(images):
