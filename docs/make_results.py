@@ -6,6 +6,7 @@ python docs/make_results.py studies    first take over the results of studies th
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -52,6 +53,17 @@ anything it has seen. Other things in the same style are hardly told apart by an
 """
 
 
+HUMAN = "human"
+HUMAN_HEAD = """## Against what people see
+
+*How far is the posterior from the labels of some 50 people per image (CIFAR-10H)?*
+
+KL divergence of the model from the people, in nats; the share of images' probability that is elsewhere (total
+variation); and the rank correlation of the model's entropy with theirs: is it unsure where they disagree? They saw
+the images in full size, so a model of small images is rightly less sure than they are.
+"""
+
+
 def take_over(source: Path) -> None:
     """Keep the results of every study that was run, without what only makes sense on the machine it was run on."""
     for name in list_studies():
@@ -66,11 +78,11 @@ def take_over(source: Path) -> None:
 def write_page(folder: Path = FOLDER) -> str:
     """The page as text; the figures are written beside the results."""
     parts = [HEAD]
-    studies = [path for path in folder.iterdir() if path.name != OUTLIERS]
+    studies = [path for path in folder.iterdir() if path.name not in (OUTLIERS, HUMAN)]
     for path in sorted(studies, key=lambda path: ORDER.index(path.name.rpartition("-")[0])):
         if plan := read_plan(path):
             parts.append(_write_study(plan, rows_of(read_results(path), plan.study), path))
-    return "\n".join([*parts, _write_outliers(folder / OUTLIERS)])
+    return "\n".join([*parts, *_write_human(folder / HUMAN), _write_outliers(folder / OUTLIERS)])
 
 
 def _command(plan: Plan) -> str:
@@ -109,12 +121,33 @@ def _write_outliers(folder: Path) -> str:
             found = [run["auroc"] for run in mine if run["method"] == method]
             for score in found[0]:
                 values = ([auroc[score][kind] for auroc in found] for kind in kinds)
-                cells = (f"{fmean(x):.3f}" + (f" ± {stdev(x):.3f}" if len(x) > 1 else "") for x in values)
-                parts.append(f"| {name}, {score} | {' | '.join(cells)} |")
+                parts.append(f"| {name}, {score} | {' | '.join(map(_spread, values))} |")
         seeds = len({run["seed"] for run in mine})
         parts += ["", f"Mean and standard deviation over {seeds} seeds." if seeds > 1 else "One seed.", ""]
     command = "python docs/make_outliers.py runs --cifar10 FOLDER --tiny100 FOLDER"
     return "\n".join([*parts, "Run it again:", "", "```sh", command, "```", ""])
+
+
+def _write_human(folder: Path) -> Iterator[str]:
+    """How far posteriors are from those of people, a table per study."""
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        columns = ("divergence", "total variation", "rank correlation")
+        yield HUMAN_HEAD
+        yield f"| {path.stem} | {' | '.join(columns)} | divergence, T | total variation, T |"
+        yield "|---|" + "---:|" * (len(columns) + 2)
+        for row in dict.fromkeys((x["condition"], x["method"], x["sampler"]) for x in lines):
+            mine = [x for x in lines if (x["condition"], x["method"], x["sampler"]) == row]
+            cells = [_spread([x["as trained"][name] for x in mine]) for name in columns]
+            cells += [_spread([x["temperature"][name] for x in mine]) for name in columns[:2]]
+            yield f"| {', '.join(row)} | {' | '.join(cells)} |"
+        yield "\nMean and standard deviation over the seeds; T: temperature-scaled. Measure it again:\n"
+        yield f"```sh\npython docs/make_human.py {path.stem} --people FILE\n```\n"
+
+
+def _spread(values: list[float]) -> str:
+    """Mean and standard deviation."""
+    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def _rounded(value: Any) -> Any:
