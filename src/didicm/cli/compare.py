@@ -14,6 +14,7 @@ from didicm.errors import UserError
 from didicm.experiments.executors import ExecutorName
 from didicm.experiments.results import RESULTS
 from didicm.experiments.run import run_study
+from didicm.experiments.spec import Trials
 from didicm.experiments.study_file import METHODS, compare_study
 from didicm.report.html import Report, write_report
 from didicm.text import SafeConsole, quoted
@@ -28,6 +29,8 @@ class StudyOptions:
         labels: a table of what the images of a folder show, as for didicm train
         group_by: a column or a regular expression, as for didicm train: no split parts a patient's images
         set: any setting of didicm train, for all trainings, as in --set batch_size=32
+        tune: first choose learning rate, weight decay and epochs of every method under every condition, each by so
+            many trials, judged by held-out training images
         report_only: make tables, figures and report again
         jobs: trainings at the same time
         devices: processors of each training, such as GPUs
@@ -39,6 +42,7 @@ class StudyOptions:
     labels: str | None = None
     group_by: str | None = None
     set: Mapping[str, Any] = field(default_factory=dict)
+    tune: Trials | None = None
     report_only: bool = False
     jobs: Few = 1
     devices: Few = 1
@@ -128,7 +132,7 @@ def main(argv: list[str]) -> int:
             "console": console,
             **options.execution,
         }
-        report = compare(options.data, options.out, **options.grid, **run)
+        report = compare(options.data, options.out, **options.grid, tune=options.tune or 0, **run)
     show_report(report, console)
     return 0
 
@@ -145,6 +149,7 @@ def compare(
     seeds: int = 3,
     recipe: str = "small",
     settings: Mapping[str, Any] | None = None,
+    tune: int = 0,
     executor: str = "local",
     jobs: int = 1,
     cluster: Mapping[str, Any] | None = None,
@@ -157,7 +162,7 @@ def compare(
     """
     study = compare_study(
         methods=methods, resolutions=resolutions, fractions=fractions, corruptions=corruptions,
-        label_noises=label_noises, seeds=seeds, recipe=recipe, settings=settings,
+        label_noises=label_noises, seeds=seeds, recipe=recipe, settings=settings, tune=tune,
     )  # fmt: skip
     run_study(
         study, out, data=data, executor=executor, jobs=jobs, cluster=cluster, command=command, console=console

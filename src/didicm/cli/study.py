@@ -1,7 +1,7 @@
 """`didicm study`: the paper's studies and ours, from YAML files, with the published numbers beside ours."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from didicm.experiments.forecast import forecast
 from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import Run, Study
 from didicm.experiments.study_file import list_studies, load_study
+from didicm.experiments.tune import trials_of
 from didicm.report.html import write_report
 from didicm.text import SafeConsole, quoted
 from didicm.values import Few, Positive
@@ -54,6 +55,8 @@ def main(argv: list[str]) -> int:
             console.print(f"{name:22}{load_study(name).question}", markup=False)
         return 0
     study = load_study(options.name)
+    if options.tune is not None:
+        study = replace(study, tune=options.tune)
     out = options.out / study.name
     asked: dict[str, Any] = {"data": options.data, "seeds": options.seeds, "settings": options.settings}
     if options.dry_run:
@@ -73,7 +76,8 @@ def main(argv: list[str]) -> int:
 
 def _describe(study: Study, runs: Mapping[str, Run], tflops: float, out: Path, console: Console) -> None:
     """What would be done, and what it would take."""
-    costs = forecast(runs)
+    trials = trials_of(runs, study.tune)
+    costs = forecast({**runs, **trials})
     kinds = {(str(run.method), run.condition): (run, costs[key]) for key, run in runs.items()}
     seeds = len({run.seed for run in runs.values()})
     columns = ("method", "condition", "epochs", "M parameters", "M multiply-adds", "hours", "memory, MB")
@@ -89,11 +93,13 @@ def _describe(study: Study, runs: Mapping[str, Run], tflops: float, out: Path, c
     hours, disk = (
         sum(values) for values in zip(*((c.hours(tflops), c.disk) for c in costs.values()), strict=True)
     )
+    search = f"{len(trials)} trials of the search, {study.tune} of each kind, then " if trials else ""
+    length = ", if the search keeps these epochs" if trials else ""
     console.print(
-        f"\n{len(runs)} trainings: {len(kinds)} kinds, {seeds} of each; DiDiCM is sampled with: {names}\n"
+        f"\n{search}{len(runs)} trainings: {len(kinds)} kinds, {seeds} of each; DiDiCM is sampled with: {names}\n"
         "multiply-adds: of one image's posterior, by the first sampler; hours: of one training and its measuring "
         f"on one device at {tflops:g} TFLOP/s (--tflops); memory: of a training, per device ({first.precision})\n"
-        f"in all {_hours(hours)} device-hours and {disk / 1e9:,.2f} GB on disk\n"
+        f"in all {_hours(hours)} device-hours and {disk / 1e9:,.2f} GB on disk{length}\n"
         f"results would be in {out}; nothing was written (--dry-run)",
         markup=False,
     )

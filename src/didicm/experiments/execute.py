@@ -18,15 +18,15 @@ from rich.console import Console
 
 from didicm.data import ArraySet, ImageSet, UnreadableImageError, is_small, stratified_split
 from didicm.errors import UserError, reason
-from didicm.experiments.measure import measure
-from didicm.experiments.results import RunResult
+from didicm.experiments.measure import measure, measure_trial, trial_of
+from didicm.experiments.results import Record, RunResult, Trial
 from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
 from didicm.locks import held
 from didicm.signals import STOPPING
 from didicm.text import SafeConsole
 from didicm.training.build import INDEX, RunComponents, build, check_batches
-from didicm.training.loop import BEST, train
+from didicm.training.loop import BEST, DivergedError, train
 from didicm.training.state import STATE, has_state
 
 RUNS = "runs"  # folder of trainings, which studies share
@@ -52,9 +52,10 @@ def read_run(folder: Path) -> Run:
     return Run.from_dict(read_json(folder / RUN, "run the study again"))
 
 
-def read_result(folder: Path) -> RunResult:
+def read_result(folder: Path) -> Record:
     """What `execute` found."""
-    return RunResult.from_dict(read_json(folder / RESULT, "delete it and run the study again"))
+    kind = RunResult if read_run(folder).trial is None else Trial
+    return kind.from_dict(read_json(folder / RESULT, "delete it and run the study again"))
 
 
 def read_share(folder: Path) -> float:
@@ -69,6 +70,8 @@ def close_run(folder: Path) -> None:
     """Mark a run as done, once its result is stored elsewhere: a job that is still queued for it finds no work."""
     for name in (RUN, RESULT, PROGRESS):
         (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):  # a trial leaves nothing to look at
+        folder.rmdir()
 
 
 def execute(folder: Path) -> None:
@@ -94,11 +97,12 @@ def prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageSe
 
     So nothing is ever chosen or fitted on test images, whether or not the data has a split of its own for them.
     With label noise the test images alone are labelled right: nobody has better labels to fit a temperature on.
+    A trial of a search has no test images at all.
     """
     if index is None and run.config.out:
         index = Path(run.config.out).parents[1] / INDEX  # of the grid, see `write_run`
     components = build(run.config, index)
-    test = components.val
+    test = components.val if run.trial is None else components.val.select(np.arange(0))
     if run.held_out:
         train = components.train
         kept, held = stratified_split(train.labels, run.held_out, run.config.seed, train.groups)
@@ -116,7 +120,7 @@ def resize_once(components: RunComponents, test: ImageSet) -> tuple[RunComponent
         return components, test
 
     def resize(images: ImageSet) -> ImageSet:
-        if not is_small(images):
+        if not len(images) or not is_small(images):
             return images
         try:
             small = np.stack([np.asarray(transform.prepare(images.load(i))) for i in range(len(images))])
@@ -130,9 +134,17 @@ def resize_once(components: RunComponents, test: ImageSet) -> tuple[RunComponent
 def _train_and_measure(run: Run, folder: Path, console: Console | None = None) -> None:
     """All of a run, in this process or with others of its kind, one per device."""
     components, test = resize_once(*prepare(run))
-    seconds = _train_or_resume(run, components, folder, console)
-    result = measure(run, components, test, seconds, folder)
-    if result is not None:
+    result: Record | None
+    if run.trial is None:
+        seconds = _train_or_resume(run, components, folder, console)
+        result = measure(run, components, test, seconds, folder)
+    else:
+        try:
+            seconds = _train_or_resume(run, components, folder, console)
+            result = measure_trial(run, components, seconds, folder)
+        except DivergedError:  # a result like any other: such settings are not chosen
+            result = trial_of(run, components, None, None)
+    if result is not None and _is_first():
         write_files(folder, {RESULT: to_json(result.to_dict())})
 
 

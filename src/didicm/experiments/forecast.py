@@ -1,7 +1,7 @@
 """What a study will take, counted before anything runs: arithmetic, memory and files of every training."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from didicm.classifier import DiffusionClassifier
 from didicm.errors import UserError
@@ -31,8 +31,11 @@ class Forecast:
 
 
 def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
-    """Build every method under every condition once, which shows mistakes, and count; all seeds take the same."""
-    made: dict[tuple[str, Condition], Forecast] = {}
+    """Build every method under every condition once, which shows mistakes, and count.
+
+    Seeds take the same; what differs in length takes in proportion, and trials of a search keep no posteriors.
+    """
+    made: dict[tuple[str, Condition], tuple[Forecast, int]] = {}  # with their epochs
     needs: dict[tuple[str, int | None], Estimate] = {}  # a network's, which takes longer to count
     for run in runs.values():
         if (kind := (str(run.method), run.condition)) not in made:
@@ -43,8 +46,13 @@ def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
             if (network := (str(run.method), run.condition.resolution)) not in needs:
                 devices = run.config.run.devices
                 needs[network] = estimate(run.config, components, devices if isinstance(devices, int) else 1)
-            made[kind] = _forecast(run, components, len(test), needs[network])
-    return {key: made[str(run.method), run.condition] for key, run in runs.items()}
+            made[kind] = _forecast(run, components, len(test), needs[network]), run.config.epochs
+    return {key: _in_proportion(run, *made[str(run.method), run.condition]) for key, run in runs.items()}
+
+
+def _in_proportion(run: Run, found: Forecast, epochs: int) -> Forecast:
+    found = replace(found, training=found.training * run.config.epochs / epochs)
+    return found if run.trial is None else replace(found, measuring=0.0, disk=FLOAT * found.parameters)
 
 
 def _forecast(run: Run, components: RunComponents, test_images: int, need: Estimate) -> Forecast:

@@ -20,8 +20,9 @@ from didicm.evaluation.calibration import WEAK_PRIOR, apply_temperature, fit_tem
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import Evaluation, Scratch, evaluate
 from didicm.evaluation.store import save_posteriors
-from didicm.experiments.results import Measurement, RunResult
+from didicm.experiments.results import Measurement, RunResult, Trial
 from didicm.experiments.spec import MEASURED, ONE_CALL, PICTURES, Run, SamplerSpec
+from didicm.experiments.tune import SEARCHED
 from didicm.files import write_files
 from didicm.models import cost
 from didicm.training.build import RunComponents
@@ -61,6 +62,38 @@ def measure(
         with fabric.autocast():
             _store_pictures(classifier, samplers[0], tested, components, folder)
         return _result(run, components, classifier, samplers, tested, held_out, seconds, folder)
+
+
+def measure_trial(run: Run, components: RunComponents, seconds: float | None, folder: Path) -> Trial | None:
+    """Judge a trained trial by the main sampler on its held-out images, as trained; otherwise as `measure`."""
+    fabric = make_fabric(run.config.run)
+    fabric.launch()
+    classifier = load(Path(run.config.out) / LAST).classifier.to(fabric.device)
+    samplers = samplers_of(classifier, run.samplers)[:1]
+    with _scratch(folder, fabric) as scratch:
+        found = _posteriors(classifier, samplers, run, components, components.val, scratch / "held", fabric)
+        metrics = evaluate_probs(found.probs[samplers[0].name], found.labels)
+        fabric.barrier()  # nobody reads the files of the others any more
+    return trial_of(run, components, seconds, metrics) if fabric.is_global_zero else None
+
+
+def trial_of(
+    run: Run, components: RunComponents, seconds: float | None, metrics: dict[str, float] | None
+) -> Trial:
+    """The record of a trial; without metrics its training diverged."""
+    assert run.trial is not None
+    return Trial(
+        key=run.key,
+        method=str(run.method),
+        condition=run.condition,
+        number=run.trial,
+        settings={name: run.settings[name] for name in SEARCHED},
+        num_train=len(components.train),
+        num_held_out=len(components.val),
+        train_seconds=seconds,
+        metrics=metrics,
+        versions=_versions(),
+    )
 
 
 @contextmanager
@@ -154,9 +187,13 @@ def _result(
         parameters=price.parameters,
         train_seconds=seconds,
         measurements=tuple(measurements),
-        versions={package: version(package) for package in ("didicm", "torch", "timm")},
+        versions=_versions(),
         final_epochs_gain=final_epochs_gain(Path(run.config.out) / METRICS, run.config.epochs),
     )
+
+
+def _versions() -> dict[str, str]:
+    return {package: version(package) for package in ("didicm", "torch", "timm")}
 
 
 def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> list[SamplerSpec]:

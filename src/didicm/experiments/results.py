@@ -1,16 +1,19 @@
 """What a study's runs gave: `study.json` says what was asked for, `results.jsonl` has one typed record per run.
 
+Trials of a tuned study's search are records of their own in `trials.jsonl`: no table can take them for results.
+
 Only the owner of a study's folder writes them (`experiments/run.py`); a report only reads them.
 """
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from didicm.errors import UserError, reason
 from didicm.experiments.migrate import OLD_PLAN, migrate_plan, migrate_result
@@ -20,7 +23,7 @@ from didicm.files import parse_json, read_json, to_json, write_files, writing
 from didicm.values import Count, Natural, NonNegative, Positive, Settings, coerce
 
 FORMAT = 2
-STUDY, RESULTS = "study.json", "results.jsonl"
+STUDY, RESULTS, TRIALS = "study.json", "results.jsonl", "trials.jsonl"
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,37 @@ class RunResult(Settings):
 
 
 @dataclass(frozen=True)
+class Trial(Settings):
+    """One training of a search, judged by held-out training images."""
+
+    key: str  # of the run
+    method: str  # label of the study's method
+    condition: Condition
+    number: Count  # 0 has the settings as they are without a search
+    settings: dict[str, int | float]  # those that are searched, by dotted names
+    num_train: Count
+    num_held_out: Natural
+    train_seconds: NonNegative | None  # None if it was interrupted and resumed
+    metrics: dict[str, float] | None  # of the held-out images, as trained; None if the training diverged
+    versions: dict[str, str]
+
+    @property
+    def nll(self) -> float:
+        """What trials are judged by; infinite if the training diverged."""
+        return math.inf if self.metrics is None else self.metrics["cls/NLL"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Trial":
+        """Read a record; missing and unknown fields are errors."""
+        own = _fields_of(cls, values)
+        return cls(**{**own, "condition": Condition(**own["condition"])})
+
+
+@dataclass(frozen=True)
 class Plan(Settings):
     """What was asked for: a report needs nothing else, and a folder keeps to it."""
 
@@ -85,13 +119,15 @@ class Plan(Settings):
     command: str
     data: str
     settings: dict[str, dict[str, Any]]  # of each training but for run.*, out and seed, by "method, condition"
-    runs: dict[str, str]  # label of the method by the key of each run
+    runs: dict[str, str]  # label of the method by the key of each run; of a search, once it has chosen
 
     def conflict(self, new: "Plan") -> str:
         """What a new plan for the same folder changes, if anything; methods, conditions and seeds may join."""
         before, now = self.study, new.study
         if before.held_out != now.held_out:
             return f"held_out is {before.held_out:g}, not {now.held_out:g}"
+        if before.tune != now.tune:
+            return f"tune is {before.tune}, not {now.tune}"
         by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval", "label_noise"}
         by_condition.update(*map(_leaves, (*before.by_fraction.values(), *now.by_fraction.values())))
         for m, c, other, d in product(before.methods, before.conditions, now.methods, now.conditions):
@@ -123,6 +159,10 @@ class Plan(Settings):
         return replace(new, study=study, settings=self.settings | new.settings, runs=self.runs | new.runs)
 
 
+Record: TypeAlias = RunResult | Trial
+R = TypeVar("R", RunResult, Trial)
+
+
 def read_plan(folder: Path) -> Plan | None:
     """What a folder was started with; None for a new folder."""
     path = folder / (OLD_PLAN if _is_old(folder) else STUDY)
@@ -150,38 +190,52 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def read_results(folder: Path) -> list[RunResult]:
     """Finished runs, in the order in which they finished; a last line that a crash cut short is none."""
     plan = read_json(folder / OLD_PLAN, "restore it") if _is_old(folder) else {}
-    results: dict[str, RunResult] = {}
-    for number, line in enumerate(_whole_lines(folder).splitlines(), start=1):
-        with _damage_told(f"line {number} of {folder / RESULTS}", "delete that line; its run is then repeated"):
-            values = parse_json(line)
-            if "format" not in values:
-                values = {"format": FORMAT, **migrate_result(values, plan)}
-            result = RunResult.from_dict(values)
-        results.setdefault(result.key, result)
-    return list(results.values())
+
+    def read(values: Mapping[str, Any]) -> RunResult:
+        known = values if "format" in values else {"format": FORMAT, **migrate_result(values, plan)}
+        return RunResult.from_dict(known)
+
+    return _read_records(folder / RESULTS, read)
 
 
-def append_result(folder: Path, result: RunResult) -> None:
-    """Add a finished run unless it is there; on disk when this returns."""
+def read_trials(folder: Path) -> list[Trial]:
+    """Finished trials of the search, likewise."""
+    return _read_records(folder / TRIALS, Trial.from_dict)
+
+
+def append_result(folder: Path, result: Record) -> None:
+    """Add a finished run to its file unless it is there; on disk when this returns."""
     if _is_old(folder) and (plan := read_plan(folder)):
         write_plan(folder, plan)
-    if any(known.key == result.key for known in read_results(folder)):
+    path, known = folder / RESULTS, list[Record](read_results(folder))
+    if isinstance(result, Trial):
+        path, known = folder / TRIALS, list[Record](read_trials(folder))
+    if any(other.key == result.key for other in known):
         return
-    whole = len(_whole_lines(folder))
-    with writing(folder / RESULTS), open(folder / RESULTS, "ab") as file:
+    whole = len(_whole_lines(path))
+    with writing(path), open(path, "ab") as file:
         file.truncate(whole)
         file.write(_line(result).encode())
         file.flush()
         os.fsync(file.fileno())
 
 
-def _line(result: RunResult) -> str:
+def _line(result: Record) -> str:
     return json.dumps(result.to_dict(), ensure_ascii=False) + "\n"
 
 
-def _whole_lines(folder: Path) -> bytes:
-    """Content of the results file without a last line that a crash or a full disk cut short."""
-    path = folder / RESULTS
+def _read_records(path: Path, read: Callable[[Mapping[str, Any]], R]) -> list[R]:
+    """One record per line; of two with the same key the first counts."""
+    records: dict[str, R] = {}
+    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
+        with _damage_told(f"line {number} of {path}", "delete that line; its run is then repeated"):
+            record = read(parse_json(line))
+        records.setdefault(record.key, record)
+    return list(records.values())
+
+
+def _whole_lines(path: Path) -> bytes:
+    """Content of a file of records without a last line that a crash or a full disk cut short."""
     content = path.read_bytes() if path.exists() else b""
     return content[: content.rfind(b"\n") + 1]
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,9 +13,20 @@ from rich.console import Console
 from didicm.data.index import keep_listings
 from didicm.errors import UserError
 from didicm.experiments.execute import close_run, prepare, read_result, read_share, write_run
-from didicm.experiments.executors import make_executor
-from didicm.experiments.results import Plan, RunResult, append_result, read_plan, read_results, write_plan
+from didicm.experiments.executors import Executor, make_executor
+from didicm.experiments.results import (
+    Plan,
+    Record,
+    RunResult,
+    Trial,
+    append_result,
+    read_plan,
+    read_results,
+    read_trials,
+    write_plan,
+)
 from didicm.experiments.spec import Run, Study
+from didicm.experiments.tune import next_stage
 from didicm.locks import LOCK, held
 from didicm.progress import ProgressDisplay
 from didicm.signals import interrupted
@@ -56,36 +68,58 @@ def run_study(
     """
     out, home, console = Path(out), Path(trainings or out), console or SafeConsole(soft_wrap=True)
     runs, plan = plan_runs(study, data, seeds, settings, command)
-    stored, done = _check_folder(out), {result.key: result for result in read_results(out)}
-    if stored and done and (changed := stored.conflict(plan)):
+    stored, begun = _check_folder(out), bool(_read_done(out))
+    if stored and begun and (changed := stored.conflict(plan)):
         raise UserError(f"{out} was started with other settings ({changed}): give them again, or another --out")
-    left = {key: run for key, run in runs.items() if key not in done}
+
+    def executor_for(left: Mapping[str, Run]) -> Executor:
+        first = next(iter(runs.values())).config.run
+        at_once = min(jobs, max(1, len(left)))
+        return make_executor(executor, at_once, first, cluster or {}, out / JOBS, console)
+
+    stage = next_stage(runs, study.tune, read_trials(out))
+    left = {key: run for key, run in stage.items() if key not in _read_done(out)}
     check_runs(left, home / INDEX)  # a mistake shows before anything is written
-    first = next(iter(runs.values())).config.run
-    jobs = min(jobs, max(1, len(left)))
-    run_all = make_executor(executor, jobs, first, cluster or {}, out / JOBS, console)
+    executor_for(left)
     with held(home, command=command):
-        write_plan(out, stored.extended(plan) if stored and done else plan)
         keep_listings(home / INDEX)
-        if left:
-            folders = {key: write_run(out, home, run) for key, run in left.items()}
-            try:
-                with (
-                    interrupted(),
-                    StudyProgress(console, runs, runs.keys() & done, folders) as progress,
-                    closing(run_all(list(folders.values()))) as finished,
-                ):
-                    for folder in finished:
-                        result = read_result(folder)
-                        append_result(out, result)
-                        close_run(folder)
-                        progress.finish(result)
-            except KeyboardInterrupt:
-                told = f"stopped; what is done is in {out}: the same command goes on from there"
-                console.print(told, markup=False)
-                raise
+        while True:  # the trials of a search, if there is one; then what they chose
+            plan = replace(plan, runs={key: str(run.method) for key, run in stage.items() if run.trial is None})
+            write_plan(out, stored.extended(plan) if stored and begun else plan)
+            if not left:
+                break
+            _run_stage(stage, left, out, home, executor_for(left), console)
+            stage = next_stage(runs, study.tune, read_trials(out))
+            left = {key: run for key, run in stage.items() if key not in _read_done(out)}
     done = {result.key: result for result in read_results(out)}
-    return [done[key] for key in runs]
+    return [done[key] for key in stage]
+
+
+def _run_stage(
+    stage: Mapping[str, Run], left: Mapping[str, Run], out: Path, home: Path, run_all: Executor, console: Console
+) -> None:
+    """Carry out the runs that are left of a stage, and store what each gives."""
+    folders = {key: write_run(out, home, run) for key, run in left.items()}
+    try:
+        with (
+            interrupted(),
+            StudyProgress(console, stage, stage.keys() - left, folders) as progress,
+            closing(run_all(list(folders.values()))) as finished,
+        ):
+            for folder in finished:
+                result = read_result(folder)
+                append_result(out, result)
+                close_run(folder)
+                progress.finish(result)
+    except KeyboardInterrupt:
+        told = f"stopped; what is done is in {out}: the same command goes on from there"
+        console.print(told, markup=False)
+        raise
+
+
+def _read_done(out: Path) -> set[str]:
+    """Keys of all finished runs, trials too."""
+    return {result.key for result in read_results(out)} | {trial.key for trial in read_trials(out)}
 
 
 def plan_runs(
@@ -142,7 +176,8 @@ class StudyProgress:
     def __enter__(self) -> "StudyProgress":
         self._display.__enter__()
         if not self._display.console.is_terminal:
-            self._display.print(f"{len(self._runs)} trainings, {len(self._done)} of them done before")
+            what = "trials of the search" if _are_trials(self._runs) else "trainings"
+            self._display.print(f"{len(self._runs)} {what}, {len(self._done)} of them done before")
         self._watcher.start()
         return self
 
@@ -151,14 +186,14 @@ class StudyProgress:
         self._watcher.join()
         self._display.__exit__(kind, error, trace)
 
-    def finish(self, result: RunResult) -> None:
+    def finish(self, result: Record) -> None:
         """Note a finished run, and print what came out."""
-        metrics = result.measurements[0].metrics
-        numbers = f"top-1 {100 * metrics['cls/Acc']:.1f} %  NLL {metrics['cls/NLL']:.3f}"
         with self._guard:
             self._done.add(result.key)
             self._display.update(self._worked(), self._count())
-            self._display.print(f"{self._count()}  {self._runs[result.key]}: {numbers}{self._display.left}")
+            self._display.print(
+                f"{self._count()}  {self._runs[result.key]}: {_outcome(result)}{self._display.left}"
+            )
 
     def _watch(self) -> None:
         while not self._stop.wait(POLL):
@@ -172,7 +207,20 @@ class StudyProgress:
         return whole + sum(self._work[key] * share for key, share in (shares or {}).items())
 
     def _count(self) -> str:
-        return f"{len(self._done)}/{len(self._runs)}"
+        search = "search " if _are_trials(self._runs) else ""
+        return f"{search}{len(self._done)}/{len(self._runs)}"
+
+
+def _are_trials(runs: Mapping[str, Run]) -> bool:
+    return any(run.trial is not None for run in runs.values())
+
+
+def _outcome(result: Record) -> str:
+    """What came out, in a few words."""
+    if isinstance(result, Trial):
+        return "diverged" if result.metrics is None else f"held-out NLL {result.nll:.3f}"
+    metrics = result.measurements[0].metrics
+    return f"top-1 {100 * metrics['cls/Acc']:.1f} %  NLL {metrics['cls/NLL']:.3f}"
 
 
 def _work(run: Run) -> float:

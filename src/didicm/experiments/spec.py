@@ -38,6 +38,7 @@ LATER = {
     "label_noise": 0.0,
 }
 MOST_RUNS = 100_000  # of a study
+Trials = Annotated[int, Range(0, 1000)]
 ONE_CALL = "1 call"  # name of the sampler that asks the network once
 
 
@@ -135,9 +136,11 @@ class Run:
     config: TrainConfig
     samplers: tuple[SamplerSpec, ...] = ()  # of DiDiCM's networks, the main one first; none for the usual ones
     held_out: float = 0.1  # share of the training images kept for the temperature; 0 for no temperature
+    trial: int | None = None  # its number in the search of a tuned study: such a run never meets test images
 
     def __str__(self) -> str:
-        return f"{self.method}, {self.condition}, seed {self.seed}"
+        which = f"seed {self.seed}" if self.trial is None else f"trial {self.trial}"
+        return f"{self.method}, {self.condition}, {which}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -187,6 +190,7 @@ class Study(Settings):
     samplers: tuple[SamplerSpec, ...] = ()  # as in `Run`
     seeds: Few = 3
     held_out: Annotated[float, Range(0, 1)] = 0.1  # as in `Run`
+    tune: Trials = 0  # of every method under every condition, see `tune.py`; 0 searches nothing
     note: str = ""  # what a reader of the report should know
 
     def __post_init__(self) -> None:
@@ -230,10 +234,11 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     labels = [str(method) for method in study.methods]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     yield not labels, "methods is empty"
-    runs = len(labels) * len(study.conditions) * study.seeds
-    yield runs > MOST_RUNS, f"methods, conditions and seeds make {runs} runs, more than {MOST_RUNS}"
+    runs = len(labels) * len(study.conditions) * (study.tune + study.seeds)
+    yield runs > MOST_RUNS, f"methods, conditions, trials and seeds make {runs} runs, more than {MOST_RUNS}"
     yield twice is not None, f"two methods are called {twice!r}: give one of them a variant"
     yield study.held_out == 1, "held_out must be below 1, or no image is left to train on"
+    yield bool(study.tune) and not study.held_out, "tune needs held-out images to judge by: set held_out above 0"
     yield not study.conditions, "resolutions, fractions, corruptions and label_noises need at least one entry each"
     for condition in study.conditions:
         if condition.corruption is not None:

@@ -52,6 +52,10 @@ HELD = ".train.lock"  # by the process that trains
 OnStep = Callable[[int, int], object]  # is told the steps done and to do
 
 
+class DivergedError(UserError):
+    """A training whose gradients are not finite any more."""
+
+
 def train(
     config: TrainConfig,
     *,
@@ -286,7 +290,7 @@ def _training_loader(config: TrainConfig, run: RunComponents, fabric: Fabric) ->
 
 
 def _stop_broken(folder: Path, step: int, loss: float, norm: float) -> NoReturn:
-    raise UserError(
+    raise DivergedError(
         f"step {step} has a loss of {loss:g} and a gradient of norm {norm:g}: training cannot go on; try "
         f"a lower optimizer.lr, optimizer.clip 1.0 or run.precision 32-true in a new --out "
         f"({folder} has the weights before that step; resumed, it goes on after it)"

@@ -1,0 +1,194 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from didicm.errors import UserError
+from didicm.experiments.execute import execute, prepare, read_result, write_run
+from didicm.experiments.results import RESULTS, TRIALS, Trial, append_result, read_plan, read_results, read_trials
+from didicm.experiments.run import plan_runs, run_study
+from didicm.experiments.spec import Condition
+from didicm.experiments.tune import LENGTHS, SEED, SPREADS, choose, next_stage, search_factors, trials_of
+from didicm.values import override
+
+TRIAL = Trial("a", "DiDiCM", Condition(7, 0.05), 0, {"epochs": 2}, 90, 10, 1.0, {"cls/NLL": 1.0}, {})
+
+
+@pytest.fixture
+def planned(tiny):
+    """Runs of the study by key, as they are without a search."""
+    return lambda *args, **changes: plan_runs(tiny(*args, **changes), None, None, None)[0]
+
+
+@pytest.fixture(scope="module")
+def searched(tiny, tmp_path_factory):
+    """Folder of a study that was tuned without interruption."""
+    out = tmp_path_factory.mktemp("searched")
+    run_study(tiny(tune=3, seeds=1), out)
+    return out
+
+
+def test_the_first_trials_change_the_length_alone_and_the_others_all_within_bounds():
+    factors = search_factors(500)
+    assert [f["epochs"] for f in factors[:4]] == list(LENGTHS)
+    assert all(f[name] == 1 for f in factors[:4] for name in SPREADS)
+    for name, most in SPREADS.items():
+        logs = np.log([f[name] for f in factors[4:]]) / math.log(most)
+        assert (abs(logs) <= 1).all()
+        assert np.histogram(logs, 8, (-1, 1))[0].min() > 500 / 8 * 0.9  # evenly spread
+    counts = [sum(f["epochs"] == length for f in factors) for length in LENGTHS]
+    assert max(counts) - min(counts) <= 2
+
+
+def test_more_trials_only_add_to_fewer():
+    assert search_factors(20)[:7] == search_factors(7)
+    assert search_factors(0) == []
+
+
+def test_every_method_has_the_same_trials_and_the_first_is_the_recipe(planned):
+    runs = planned({"epochs": 40})
+    trials = trials_of(runs, 6)
+    assert len(trials) == 2 * 6
+    for run in runs.values():
+        own = [trial for trial in trials.values() if trial.method == run.method]
+        assert [trial.trial for trial in own] == list(range(6))
+        assert {**own[0].settings, "seed": 0} == {**run.settings, "seed": 0}
+        assert [trial.config.epochs for trial in own[:4]] == [40, 20, 80, 10]
+        assert all(trial.config.run.validate_epochs == trial.config.epochs for trial in own)
+    by_method = {}
+    for trial in trials.values():
+        searched = trial.config.epochs, trial.config.optimizer.lr, trial.config.optimizer.weight_decay
+        by_method.setdefault(str(trial.method), []).append(searched)
+    assert len(set(map(tuple, by_method.values()))) == 1
+
+
+def test_no_trial_has_a_seed_or_a_key_of_the_table_or_any_test_image(planned):
+    runs = planned(seeds=20)
+    trials = trials_of(runs, 5)
+    assert not {trial.config.seed for trial in trials.values()} & {run.config.seed for run in runs.values()}
+    assert not trials.keys() & runs.keys()
+    trial = next(iter(trials.values()))
+    components, test = prepare(trial)
+    assert (len(components.train), len(components.val), len(test)) == (90, 10, 0)
+
+
+def test_an_untuned_study_has_the_keys_that_it_always_had(planned):
+    runs = planned()
+    assert next_stage(runs, 0, []) == runs
+    assert next(iter(runs)) == "standard-didirn8_7px-0.05_none_seed0_efe3c5862f"
+
+
+def test_two_methods_whose_trials_are_one_training_are_a_mistake(planned):
+    methods = [{"name": "short", "epochs": 20}, {"name": "long", "epochs": 40}]
+    with pytest.raises(UserError, match=r"short, .*, trial 0 and long, .*, trial 1 are the same training"):
+        trials_of(planned(methods=methods), 4)
+
+
+def test_the_lowest_held_out_nll_is_chosen_per_method_and_condition():
+    other = Condition(14, 0.05)
+    made = [(0, 1.5, TRIAL.condition), (1, 1.2, TRIAL.condition), (2, 1.2, TRIAL.condition), (0, 9.0, other)]
+    trials = [replace(TRIAL, number=n, metrics={"cls/NLL": x}, condition=c) for n, x, c in made]
+    lost = replace(TRIAL, number=3, metrics=None)
+    best = choose([lost, *trials])
+    assert {condition: trial.number for (_, condition), trial in best.items()} == {TRIAL.condition: 1, other: 0}
+    with pytest.raises(UserError, match=r"every trial of DiDiCM, 7 px, .* diverged: start from a lower"):
+        choose([lost])
+
+
+def test_the_seeds_are_trained_with_what_the_search_chose(tiny, planned, searched):
+    trials = read_trials(searched)
+    assert [trial.number for trial in trials] == [0, 0, 1, 1, 2, 2]
+    assert all((trial.num_train, trial.num_held_out) == (90, 10) for trial in trials)
+    plan, results = read_plan(searched), read_results(searched)
+    best = choose(trials)
+    runs = planned(seeds=1)
+    for run, result in zip(runs.values(), results, strict=True):
+        chosen = best[str(run.method), run.condition]
+        assert chosen.nll == min(trial.nll for trial in trials if trial.method == str(run.method))
+        expected = replace(run, config=override(run.config, chosen.settings))
+        assert (result.key, result.seed) == (expected.key, 0)
+        assert plan.runs[result.key] == result.method == str(run.method)
+    assert not {trial.key for trial in trials} & {result.key for result in results}
+    assert len(list((searched / "measured").iterdir())) == len(results)  # trials leave nothing to look at
+
+
+def test_a_finished_search_is_not_run_again_and_more_seeds_use_it(tiny, searched):
+    before = (searched / TRIALS).read_bytes(), (searched / RESULTS).read_bytes()
+    first = run_study(tiny(tune=3, seeds=1), searched)
+    assert ((searched / TRIALS).read_bytes(), (searched / RESULTS).read_bytes()) == before
+    assert len(first) == 2
+
+
+def test_an_interrupted_search_goes_on_and_chooses_the_same(tiny, searched, tmp_path):
+    trials = read_trials(searched)
+    study = tiny(tune=3, seeds=1)
+    for trial in trials[:4]:
+        append_result(tmp_path, trial)
+    (tmp_path / "study.json").write_bytes((searched / "study.json").read_bytes())
+    run_study(study, tmp_path)
+    assert [(t.key, t.metrics) for t in read_trials(tmp_path)] == [(t.key, t.metrics) for t in trials]
+    assert [r.key for r in read_results(tmp_path)] == [r.key for r in read_results(searched)]
+
+
+def test_a_folder_keeps_to_one_search(tiny, searched):
+    for study in (tiny(seeds=1), tiny(tune=2, seeds=1)):
+        with pytest.raises(UserError, match=rf"other settings \(tune is 3, not {study.tune}\)"):
+            run_study(study, searched)
+
+
+def test_a_trial_does_not_depend_on_test_images(tmp_path, planned):
+    generator = np.random.default_rng(0)
+    for split, name, count in (("train", "a", 20), ("train", "b", 20), ("val", "a", 4), ("val", "b", 4)):
+        place = tmp_path / "images" / split / name
+        place.mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(generator.integers(0, 256, (8, 8), dtype=np.uint8)).save(place / f"{i}.png")
+
+    def try_out(place):
+        settings = {"data": str(tmp_path / "images"), "batch_size": 4, "fraction": 1.0, "epochs": 1}
+        runs = {key: replace(run, config=override(run.config, settings)) for key, run in planned(seeds=1).items()}
+        trial = list(trials_of(runs, 1).values())[1]
+        folder = write_run(tmp_path / place, tmp_path / place, trial)
+        execute(folder)
+        return read_result(folder)
+
+    first = try_out("first")
+    for path in (tmp_path / "images" / "val").rglob("*.png"):
+        path.write_bytes(b"nothing that could be measured")
+    assert try_out("second").metrics == first.metrics
+
+
+def test_a_trial_that_diverges_is_a_result_and_is_not_chosen(tmp_path, planned):
+    runs = planned({"optimizer.clip": None, "optimizer.name": "sgd"}, seeds=1)
+    run = next(iter(trials_of(runs, 1).values()))
+    run = replace(run, config=override(run.config, {"optimizer.lr": 1000.0, "epochs": 30}))
+    folder = write_run(tmp_path, tmp_path, run)
+    execute(folder)
+    trial = read_result(folder)
+    assert (trial.metrics, trial.nll) == (None, math.inf)
+    append_result(tmp_path, trial)
+    assert read_trials(tmp_path) == [trial]
+    assert read_results(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["nonsense", "{}", json.dumps({**TRIAL.to_dict(), "number": -1})])
+def test_a_damaged_trial_is_named_with_its_remedy(tmp_path, damage):
+    append_result(tmp_path, TRIAL)
+    assert read_trials(tmp_path) == [TRIAL]
+    with open(tmp_path / TRIALS, "a") as file:
+        file.write(f"{damage}\n")
+    with pytest.raises(UserError, match=r"line 2 of .*trials.jsonl is damaged \(.+\): delete that line"):
+        read_trials(tmp_path)
+
+
+def test_a_search_needs_held_out_images(tiny):
+    with pytest.raises(UserError, match="tune needs held-out images to judge by: set held_out above 0"):
+        tiny(tune=4, held_out=0)
+
+
+def test_the_seed_of_the_search_is_no_seed_of_a_run(tiny):
+    with pytest.raises(UserError, match="seeds must be at most 1000"):
+        tiny(seeds=SEED + 1)
