@@ -5,6 +5,7 @@ import pytest
 from didicm.experiments.forecast import forecast
 from didicm.experiments.run import plan_runs
 from didicm.experiments.study_file import make_study
+from didicm.experiments.tune import trials_of
 
 
 @pytest.fixture
@@ -49,3 +50,13 @@ def test_mixed_precision_halves_activations_and_several_devices_share_them(plan)
     for one, half, two in zip(whole, mixed, shared, strict=True):
         assert one / 2 < half < 0.75 * one
         assert one / 2 < two < 0.75 * one
+
+
+def test_trials_take_in_proportion_to_their_epochs_and_measure_nothing(plan):
+    runs = plan(settings={"image.channels": 1, "epochs": 8, "batch_size": 50}, fractions=[0.5])
+    trials = trials_of(runs, 4)
+    costs = forecast({**runs, **trials})
+    whole = {str(run.method): costs[key].training for key, run in runs.items()}
+    for key, trial in trials.items():
+        expected = whole[str(trial.method)] * trial.config.epochs / 8
+        assert (costs[key].training, costs[key].measuring) == (pytest.approx(expected), 0)
