@@ -198,12 +198,14 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
         "draws_per_image": classifier.draws_per_image,
     }
     if isinstance(classifier, DiffusionClassifier):
-        return {**described, "label_proposal": classifier.label_proposal, "sampler": asdict(classifier.sampler)}
+        own = {name: getattr(classifier, name) for name in ("label_proposal", *_LATER)}
+        return {**described, **own, "sampler": asdict(classifier.sampler)}
     return {**described, "objective": classifier.objective}
 
 
+_LATER = ("time_sampling", "stratified_time")  # of diffusion classifiers; older models have the defaults
 _KEYS = {
-    "diffusion": {"kind", "model", "schedule", "draws_per_image", "label_proposal", "sampler"},
+    "diffusion": {"kind", "model", "schedule", "draws_per_image", "label_proposal", *_LATER, "sampler"},
     "standard": {"kind", "model", "schedule", "draws_per_image", "objective"},
     "ensemble": {"kind", "members"},
 }
@@ -236,7 +238,8 @@ def _rebuild(config: dict[str, Any], model: nn.Module | None = None) -> Classifi
     process = None if schedule is None else UniformProcess(num_classes_of(network), schedule_from_dict(schedule))
     if kind == "diffusion":
         sampler = Sampler(**config["sampler"])
-        return DiffusionClassifier(network, process, sampler, draws, config["label_proposal"])
+        later = {name: config[name] for name in _LATER if name in config}
+        return DiffusionClassifier(network, process, sampler, draws, config["label_proposal"], **later)
     return StandardClassifier(network, config["objective"], process, draws)
 
 

@@ -17,14 +17,12 @@ from didicm.diffusion import (
     score_entropy,
 )
 from didicm.diffusion import Sampler as Sampler
+from didicm.diffusion.loss import TimeSampling, sample_time
 from didicm.diffusion.process import at_least_float32, log_marginal
 from didicm.diffusion.sampling import Callback
 from didicm.diffusion.solver import index_features
 from didicm.errors import UserError
 from didicm.values import Natural, coerce
-
-# Earliest time in training: closer to 0 the true ratios leave float32.
-MIN_TIME = 1e-5
 
 Objective: TypeAlias = Literal[
     "cross-entropy", "generalized-cross-entropy", "binary-cross-entropy", "multi-label", "marginal"
@@ -55,6 +53,10 @@ class Classifier(nn.Module, ABC):
         """Channels of the images that the network takes."""
         return int(getattr(self.model, "in_chans", 3))
 
+    def random_numbers(self, images: int, generator: torch.Generator | None = None) -> Tensor:
+        """Uniform random numbers (images, draws, numbers) for the losses of a batch."""
+        return torch.rand(images, self.draws_per_image, self.numbers_per_draw, generator=generator)
+
     @abstractmethod
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         """Training loss of each image (B,), given its random numbers u (B, draws, numbers)."""
@@ -66,7 +68,7 @@ class Classifier(nn.Module, ABC):
         the weight of each image.
         """
         if u is None:
-            u = torch.rand(len(image), self.draws_per_image, self.numbers_per_draw, device=image.device)
+            u = self.random_numbers(len(image)).to(image.device)
         losses = self.losses(image, target, u)
         return losses.mean() if weight is None else (losses * weight).mean()
 
@@ -92,6 +94,8 @@ class DiffusionClassifier(Classifier):
         sampler: Sampler | None = None,
         draws_per_image: int = 1,
         label_proposal: float = 0.0,
+        time_sampling: TimeSampling = "uniform",
+        stratified_time: bool = False,
     ) -> None:
         if not isinstance(model, ScoreFunction):
             raise UserError(
@@ -102,10 +106,23 @@ class DiffusionClassifier(Classifier):
         self.process = process or UniformProcess(self.num_classes)
         self.sampler = sampler or Sampler()
         self.label_proposal = label_proposal
+        self.time_sampling: TimeSampling = coerce(time_sampling, TimeSampling, "time_sampling")
+        self.stratified_time = stratified_time
         if self.process.num_classes != self.num_classes:
             raise ValueError(f"the model has {self.num_classes} classes, the process {self.process.num_classes}")
         if not 0 <= label_proposal < 1:
             raise ValueError(f"label_proposal must lie in [0, 1), got {label_proposal}")
+
+    def random_numbers(self, images: int, generator: torch.Generator | None = None) -> Tensor:
+        """As of any classifier; with `stratified_time` the times of a batch are evenly spaced from a random start.
+
+        Each is still uniform by itself, and the draws of one image are as far apart as can be.
+        """
+        u = super().random_numbers(images, generator)
+        if self.stratified_time:
+            place = torch.arange(u[..., 0].numel()).view(self.draws_per_image, images).T
+            u[..., 0] = (u[0, 0, 0] + place / place.numel()) % 1
+        return u
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         """Score entropy (Algorithm 1); several draws of noise share one encoding of the image.
@@ -115,7 +132,7 @@ class DiffusionClassifier(Classifier):
         """
         rows = torch.arange(len(image), device=image.device).repeat_interleave(self.draws_per_image)
         target, u = target[rows], u.flatten(0, 1)
-        t = _time(u[:, 0])
+        t, weight = sample_time(u[:, 0], self.time_sampling)
         label_proposal = self.process.schedule.lost(t).clamp_min(self.label_proposal)
         label = self.process.sample_label(target, t, u[:, 1:], label_proposal)
         features = self._network.encode(image)
@@ -125,6 +142,8 @@ class DiffusionClassifier(Classifier):
         losses = score_entropy(log_score, label, target, t, self.process)
         if self.label_proposal:
             losses = losses * self.process.label_weight(target, label, t, label_proposal)
+        if weight is not None:
+            losses = losses * weight
         return losses.view(len(image), -1).mean(1)
 
     @torch.no_grad()
@@ -179,7 +198,7 @@ class StandardClassifier(Classifier):
             return (target * each).sum(-1)
         if self.process is None:
             return F.cross_entropy(logits, target, reduction="none")
-        t = _time(u[..., 0].T)  # draws first: they share the images' targets
+        t, _ = sample_time(u[..., 0].T)  # draws first: they share the images' targets
         log_q = log_marginal(logits.log_softmax(-1).expand(*t.shape, -1), self.process.schedule.total(t))
         return marginal_score_entropy(log_q, target, t, self.process).mean(0)
 
@@ -308,10 +327,6 @@ def _pooled(features: Features) -> Tensor:
         x = x.flatten(2) if x.dim() > 2 else x.reshape(x.shape[0], -1, 1)  # (B, channels, places)
         vectors += [x.mean(-1), *([x.std(-1, correction=0)] if x.shape[-1] > 1 else [])]
     return torch.cat(vectors, 1)
-
-
-def _time(u: Tensor) -> Tensor:
-    return MIN_TIME + (1 - MIN_TIME) * u
 
 
 def num_classes_of(model: nn.Module) -> int:

@@ -12,6 +12,7 @@ from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
 from didicm.data.label_noise import LabelNoise
 from didicm.data.transforms import CropPct, Interpolation
+from didicm.diffusion.loss import TimeSampling
 from didicm.errors import UserError, did_you_mean
 from didicm.values import (
     Amount,
@@ -122,12 +123,14 @@ class TrainConfig(Settings):
         out: the run's directory
         method: a diffusion classifier, or the standard classifier on the same trunk
         model: see `didicm models`
-        model_args: stem, width, layout, parameterization, backbone, ...
+        model_args: stem, width, layout, parameterization, noise_embedding, backbone, ...
         objective: of a standard classifier
         draws_per_image: noisy labels for every image of a batch
         feature_views: with a frozen backbone, augmented views of every image whose features are computed once; 0
             computes them in every step
         label_proposal: least share of noisy labels drawn from all classes, with importance weights; 0 is the paper
+        time_sampling: uniform as in the paper, or squared: more draws at little noise, with importance weights
+        stratified_time: space the times of a batch evenly instead of drawing each by itself
         fraction: of the training images, the same of every class; a whole number from 2 is so many per class
         label_noise: share of training labels to replace by wrong ones, or a table with a confusion matrix: the
             true class in column label, and how often it is labelled as each class; validation labels stay right
@@ -149,6 +152,8 @@ class TrainConfig(Settings):
     draws_per_image: Few = 1
     feature_views: Annotated[int, Range(0, 1000)] = 8
     label_proposal: Annotated[float, Range(0, 1)] = 0.0
+    time_sampling: TimeSampling = "uniform"
+    stratified_time: bool = False
     sampler: Sampler = field(default_factory=Sampler)
     image: ImageConfig = field(default_factory=ImageConfig)
     augment: Augment = field(default_factory=Augment)

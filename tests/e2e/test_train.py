@@ -181,6 +181,7 @@ def test_two_processes_end_where_one_does(
         "optimizer__name": "sgd",
         "optimizer__lr": 0.05,
         "draws_per_image": 2,
+        "stratified_time": "true",
         "corrupt_eval": "resolution:7",
         "optimizer__ema": "null" if launcher == "fsdp" else 0.9,
     }

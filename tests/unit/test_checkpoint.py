@@ -43,6 +43,8 @@ def classifiers():
             Sampler("cl", steps=3, chains=5, solver="euler", average="one-hot", seed=3),
             draws_per_image=4,
             label_proposal=0.5,
+            time_sampling="squared",
+            stratified_time=True,
         ),
         "standard": StandardClassifier(baseline, "binary-cross-entropy"),
         "marginal": StandardClassifier(baseline, "marginal", UniformProcess(4, Geometric(1e-4, 30.0)), 2),
@@ -67,7 +69,15 @@ def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
     assert loaded.training_prior == prior
     again = loaded.classifier
     assert not again.training
-    for key in ("process", "sampler", "objective", "draws_per_image", "label_proposal"):
+    for key in (
+        "process",
+        "sampler",
+        "objective",
+        "draws_per_image",
+        "label_proposal",
+        "time_sampling",
+        "stratified_time",
+    ):
         assert getattr(again, key, None) == getattr(classifier, key, None)
     image = torch.randn(3, classifier.in_chans, 16, 16)
     assert torch.equal(again(image), classifier(image))

@@ -36,6 +36,8 @@ LATER = {
     "labels": None,
     "group_by": None,
     "label_noise": 0.0,
+    "time_sampling": "uniform",
+    "stratified_time": False,
 }
 MOST_RUNS = 100_000  # of a study
 Trials = Annotated[int, Range(0, 1000)]

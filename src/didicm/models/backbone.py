@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from didicm.diffusion import Features
 from didicm.errors import reason
-from didicm.models.score import WIDTH, Condition, Parameterization, ScoreModel
+from didicm.models.score import WIDTH, Condition, NoiseEmbedding, Parameterization, ScoreModel
 
 HIDDEN = 128
 USUAL_FILE = "model.safetensors"  # of timm's networks on the hub
@@ -115,10 +115,11 @@ class BackboneScore(Backbone, ScoreModel):
         pretrained: bool = False,
         frozen: bool = False,
         parameterization: Parameterization = "score",
+        noise_embedding: NoiseEmbedding = "linear",
     ) -> None:
         super().__init__(backbone, num_classes, in_chans, pretrained, frozen)
         self.predict(parameterization, num_classes)
-        self.condition = Condition(num_classes)
+        self.condition = Condition(num_classes, noise_embedding)
         self.project = nn.Linear(WIDTH, 2 * HIDDEN)
         self.reduce = nn.Sequential(nn.Linear(self.num_features, HIDDEN), nn.LayerNorm(HIDDEN))
         self.block = nn.Sequential(nn.SiLU(), nn.Linear(HIDDEN, HIDDEN))

@@ -16,9 +16,11 @@ from didicm.models.resnet import Architecture, Block, StemKind, Trunk
 from didicm.values import Range, coerce
 
 WIDTH = 128  # of the embedding of the condition
+LOG_SCALE, LEAST_TOTAL = 10.0, 1e-8  # of the logarithmic noise embedding
 
 Parameterization: TypeAlias = Literal["score", "posterior"]
 Layout: TypeAlias = Literal["paper", "official"]
+NoiseEmbedding: TypeAlias = Literal["linear", "log"]
 
 
 class ScoreModel(nn.Module):
@@ -60,18 +62,30 @@ class ScoreModel(nn.Module):
 
 
 class Condition(nn.Module):
-    """Sum of a label embedding and an embedding of the total noise, (B, WIDTH)."""
+    """Sum of a label embedding and an embedding of the total noise, (B, WIDTH).
+
+    Total noise spans 1e-5 to 7: as it is (`linear`, the paper), its waves hardly move below 0.1; the logarithm of
+    its odds (`log`, as in EDM) spreads all of it.
+    """
 
     wave: Tensor
 
-    def __init__(self, num_classes: int, frequencies: int = 256) -> None:
+    def __init__(
+        self, num_classes: int, noise_embedding: NoiseEmbedding = "linear", frequencies: int = 256
+    ) -> None:
         super().__init__()
+        self.noise_embedding = coerce(noise_embedding, NoiseEmbedding, "noise_embedding")
         self.label = nn.Embedding(num_classes, WIDTH)
         self.noise = nn.Sequential(nn.Linear(frequencies, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
         half = frequencies // 2
         self.register_buffer("wave", torch.exp(-math.log(10_000) * torch.arange(half) / half), persistent=False)
 
     def forward(self, label: Tensor, total: Tensor) -> Tensor:
+        if (
+            self.noise_embedding == "log"
+        ):  # log(e^total - 1), where neither the exponential nor the logarithm overflows
+            total = total.clamp_min(LEAST_TOTAL)
+            total = LOG_SCALE * (total + torch.log(-torch.expm1(-total)))
         angle = total.to(self.wave.dtype).unsqueeze(-1) * self.wave
         embedded: Tensor = self.label(label) + self.noise(torch.cat([angle.cos(), angle.sin()], -1))
         return embedded
@@ -95,13 +109,14 @@ class DiDiRN(Trunk, ScoreModel):
         global_pool: str = "avg",
         layout: Layout = "paper",
         parameterization: Parameterization = "score",
+        noise_embedding: NoiseEmbedding = "linear",
     ) -> None:
         coerce(layout, Layout, "layout")
         stem = stem or ("resnet" if layout == "paper" else "small")
         super().__init__(architecture, num_classes, in_chans, stem, width, global_pool)
         self.predict(parameterization, num_classes)
         self.layout = layout
-        self.condition = Condition(num_classes)
+        self.condition = Condition(num_classes, noise_embedding)
         # One matrix product gives every block its condition: far fewer calls than one per block.
         self.project = nn.Linear(WIDTH, sum(self.block_channels))
         if layout == "paper":  # else blocks add noise before they have learnt anything: deep trunks lose the image

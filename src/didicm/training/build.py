@@ -31,6 +31,7 @@ from didicm.settings import TrainConfig
 from didicm.training.devices import check_names, fixed_statistics, is_sharded
 from didicm.values import coerce
 
+SCORE_ONLY = ("layout", "parameterization", "noise_embedding")  # arguments that no baseline has
 INDEX = "index"  # folder of listings, of a run or of a grid
 
 
@@ -114,15 +115,22 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int, *, fr
     try:
         if config.method == "standard":
             # The same trunk without what only a score network has.
-            own = {key: value for key, value in arguments.items() if key not in ("layout", "parameterization")}
+            own = {key: value for key, value in arguments.items() if key not in SCORE_ONLY}
             if arguments.get("layout") == "official":
                 own.setdefault("stem", "small")
             model = _network(baseline_name(config.model), own)
             process = _process(config, num_classes) if config.objective == "marginal" else None
             return StandardClassifier(model, config.objective, process, config.draws_per_image)
         score_model = _network(config.model, arguments)
-        process, draws = _process(config, num_classes), config.draws_per_image
-        return DiffusionClassifier(score_model, process, config.sampler, draws, config.label_proposal)
+        return DiffusionClassifier(
+            score_model,
+            _process(config, num_classes),
+            config.sampler,
+            config.draws_per_image,
+            config.label_proposal,
+            config.time_sampling,
+            config.stratified_time,
+        )
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error
 

@@ -239,8 +239,8 @@ def _batch(
     seed = int(keys(config.seed, number)) % 2**63
     torch.manual_seed(seed + fabric.global_rank)  # dropout and the like
     # Numbers for the whole batch, dealt out as the loader deals the images: any split draws the same noise.
-    draws = run.classifier.draws_per_image, run.classifier.numbers_per_draw
-    u = torch.rand(len(image) * fabric.world_size, *draws, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    u = run.classifier.random_numbers(len(image) * fabric.world_size, generator)
     u = u[fabric.global_rank :: fabric.world_size].to(image.device, non_blocking=True)
     image, target = mixer(image, label, number)
     weight = None if run.class_weight is None else Loss.bits(target @ run.class_weight)

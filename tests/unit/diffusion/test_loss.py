@@ -1,9 +1,10 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from didicm.diffusion import LogLinear, UniformProcess, marginal_score_entropy, score_entropy
+from didicm.diffusion.loss import sample_time
 from didicm.diffusion.process import log_marginal
 from tests.oracle import matrices
 from tests.oracle.posteriors import distributions, log_score
@@ -236,3 +237,27 @@ def test_several_draws_share_one_target():
     together = marginal_score_entropy(log_q, target, t, process)
     for i in range(3):
         assert torch.allclose(together[i], marginal_score_entropy(log_q[i], target, t[i], process))
+
+
+@settings(max_examples=20)
+@given(p=distributions(count=2))
+def test_times_drawn_otherwise_have_the_same_mean_loss(p):
+    """The loss summed over all labels, by the midpoint rule with both ways to draw times, and with a third one."""
+    target, guess = p[0], 0.9 * p[1] + 0.1 / p.shape[1]  # a loss that a grid can resolve
+    process = UniformProcess(len(target), LogLinear(0.01))
+    u = (torch.arange(4_000, dtype=torch.float64) + 0.5) / 4_000
+
+    def mean(t, weight):
+        log_q = process.marginal(guess.expand(len(t), -1), t).log()
+        losses = marginal_score_entropy(log_q, target.expand(len(t), -1), t, process)
+        return (losses if weight is None else losses * weight).mean()
+
+    reference = mean(sample_time(u**3)[0], 3 * u**2)
+    assert torch.allclose(mean(*sample_time(u)), reference, rtol=5e-3, atol=1e-6)
+    assert torch.allclose(mean(*sample_time(u, "squared")), reference, rtol=5e-4, atol=1e-6)
+
+
+def test_squared_times_lie_at_little_noise_and_stay_within_bounds():
+    t, weight = sample_time(torch.tensor([0.0, 0.5, 1.0]), "squared")
+    assert torch.allclose(t, torch.tensor([1e-5, 0.25, 1.0]), rtol=1e-4)
+    assert weight.tolist() == [0.0, 1.0, 2.0]

@@ -14,13 +14,16 @@ SMALL = {"num_classes": 7, "width": 0.125}
 VARIANTS = [
     ("didirn8", {**SMALL, "stem": "tiny"}),
     ("didirn10", {**SMALL, "stem": "small", "parameterization": "posterior"}),
-    ("didirn18", {**SMALL, "layout": "official"}),
+    ("didirn18", {**SMALL, "layout": "official", "noise_embedding": "log"}),
     ("didirn18", {**SMALL, "layout": "official", "stem": "resnet"}),
     ("didirn34", SMALL),
     ("didirn50", {**SMALL, "layout": "official"}),
     ("didirn50", {**SMALL, "stem": "small"}),
     ("backbone_score", {"num_classes": 7, "backbone": "resnet10t"}),
-    ("backbone_score", {"num_classes": 7, "backbone": "test_vit", "parameterization": "posterior"}),
+    (
+        "backbone_score",
+        {"num_classes": 7, "backbone": "test_vit", "parameterization": "posterior", "noise_embedding": "log"},
+    ),
 ]
 variants = pytest.mark.parametrize(
     ("name", "arguments"), VARIANTS, ids=lambda x: str(x) if isinstance(x, str) else ""

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from didicm.diffusion import UniformProcess, readout, sample_cl, sample_cp
 from didicm.models import ScoreModel
+from didicm.models.score import Condition
 from tests.oracle.posteriors import all_kinds, total_variation
 
 
@@ -71,3 +72,26 @@ def test_one_call_equals_many_steps_when_the_posterior_ignores_label_and_noise()
 def test_bad_settings_are_named(parameterization, num_classes, says):
     with pytest.raises(ValueError, match=says):
         Ideal(parameterization, num_classes)
+
+
+def test_an_unknown_noise_embedding_is_named():
+    with pytest.raises(ValueError, match="noise_embedding must be one of linear, log"):
+        Condition(3, "cubic")
+
+
+def test_a_logarithmic_noise_embedding_tells_little_noise_apart():
+    torch.manual_seed(0)
+    linear, log = Condition(3), Condition(3, "log")
+    log.load_state_dict(linear.state_dict())  # the same parameters
+    label = torch.zeros(2, dtype=torch.long)
+    for little in (1e-5, 1e-4, 1e-3):
+        total = torch.tensor([little, 2 * little])
+        moved = [
+            (condition(label, total)[0] - condition(label, total)[1]).abs().max() for condition in (linear, log)
+        ]
+        assert moved[1] > 20 * moved[0]
+    total = torch.tensor([0.0, 1e-7, 7.0, 90.0, 1e4])  # beyond what float32's exponential can hold
+    assert log(torch.zeros(5, dtype=torch.long), total).isfinite().all()
+    angle = 10 * torch.expm1(torch.tensor(0.3, dtype=torch.float64)).log() * log.wave.double()
+    expected = log.noise(torch.cat([angle.cos(), angle.sin()]).float()) + log.label.weight[0]
+    assert torch.allclose(log(label[:1], torch.tensor([0.3]))[0], expected, atol=1e-5)
