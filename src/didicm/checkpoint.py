@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from didicm.classifier import Classifier, DiffusionClassifier, Ensemble, StandardClassifier, num_classes_of
 from didicm.diffusion import Sampler, UniformProcess, schedule_from_dict
+from didicm.diffusion.views import Views
 from didicm.errors import UserError, reason
 from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model
@@ -196,6 +197,7 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
         "model": recipe,
         "schedule": None if classifier.process is None else classifier.process.schedule.to_dict(),
         "draws_per_image": classifier.draws_per_image,
+        "views": None if classifier.views is None else asdict(classifier.views),
     }
     if isinstance(classifier, DiffusionClassifier):
         own = {name: getattr(classifier, name) for name in ("label_proposal", *_LATER)}
@@ -205,8 +207,8 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
 
 _LATER = ("time_sampling", "stratified_time")  # of diffusion classifiers; older models have the defaults
 _KEYS = {
-    "diffusion": {"kind", "model", "schedule", "draws_per_image", "label_proposal", *_LATER, "sampler"},
-    "standard": {"kind", "model", "schedule", "draws_per_image", "objective"},
+    "diffusion": {"kind", "model", "schedule", "draws_per_image", "views", "label_proposal", *_LATER, "sampler"},
+    "standard": {"kind", "model", "schedule", "draws_per_image", "views", "objective"},
     "ensemble": {"kind", "members"},
 }
 
@@ -236,11 +238,18 @@ def _rebuild(config: dict[str, Any], model: nn.Module | None = None) -> Classifi
         network = model
     schedule, draws = config["schedule"], config["draws_per_image"]
     process = None if schedule is None else UniformProcess(num_classes_of(network), schedule_from_dict(schedule))
+    classifier: Classifier
     if kind == "diffusion":
         sampler = Sampler(**config["sampler"])
         later = {name: config[name] for name in _LATER if name in config}
-        return DiffusionClassifier(network, process, sampler, draws, config["label_proposal"], **later)
-    return StandardClassifier(network, config["objective"], process, draws)
+        classifier = DiffusionClassifier(network, process, sampler, draws, config["label_proposal"], **later)
+    else:
+        classifier = StandardClassifier(network, config["objective"], process, draws)
+    if (views := config.get("views")) is not None:  # older models lack it
+        classifier.views = Views(**coerce(views, Mapping[str, Any], "views"))
+        if classifier.views.fill is not None and len(classifier.views.fill) != classifier.in_chans:
+            raise ValueError(f"views.fill must be one number for each of {classifier.in_chans} channels")
+    return classifier
 
 
 def _migrate(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Diffusion and standard classifiers and ensembles behind one interface; nothing downstream asks which it has."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
@@ -21,8 +21,10 @@ from didicm.diffusion.loss import TimeSampling, sample_time
 from didicm.diffusion.process import at_least_float32, log_marginal
 from didicm.diffusion.sampling import Callback
 from didicm.diffusion.solver import index_features
+from didicm.diffusion.views import Views, allowed
 from didicm.errors import UserError
-from didicm.values import Natural, coerce
+from didicm.models import cost
+from didicm.values import Few, Natural, coerce
 
 Objective: TypeAlias = Literal[
     "cross-entropy", "generalized-cross-entropy", "binary-cross-entropy", "multi-label", "marginal"
@@ -39,6 +41,7 @@ class Classifier(nn.Module, ABC):
     """What training, evaluation, serving and export know of a classifier."""
 
     sampler: Sampler | None = None  # how a posterior is sampled; None if there is nothing to set
+    views: Views | None = None  # augmented views of an image that the network was trained with
     inference_only: bool = False  # an optimised copy, whose weights fit no network that a checkpoint could name
     numbers_per_draw: ClassVar[int]  # uniform random numbers that one draw of the loss takes
 
@@ -74,7 +77,22 @@ class Classifier(nn.Module, ABC):
 
     @abstractmethod
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
-        """P(class | image), without gradients; `settings` change the sampler for this call."""
+        """P(class | image), without gradients; `settings` change the sampler for this call.
+
+        Setting `views`, of any classifier, is how many augmented views of an image the network looks at: diffusion
+        steps take turns with them, other answers are averaged over them.
+        """
+
+    @abstractmethod
+    def resolve(self, **settings: Any) -> tuple[Sampler | None, dict[str, Any]]:
+        """The sampler as these settings of a posterior change it, and all that decides its answer but the seed.
+
+        A setting that there is not is refused.
+        """
+
+    @abstractmethod
+    def multiply_adds(self, size: int, calls: float, **settings: Any) -> int:
+        """Multiply-adds of a posterior of an image of size x size pixels that takes so many network calls."""
 
     def forward(self, image: Tensor) -> Tensor:
         """P(class | image) as (B, K) probabilities: a drop-in for any PyTorch code."""
@@ -150,8 +168,17 @@ class DiffusionClassifier(Classifier):
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
         sampler = self.sampler.changed(**settings) if settings else self.sampler
         network = _Remembering(self._network)
-        found = sampler(network, image, self.process, callback)
+        found = sampler(network, image, self.process, callback, self.views)
         return Posterior(found.probs, found.nfe, found.calls, _pooled(network.features))
+
+    def resolve(self, **settings: Any) -> tuple[Sampler, dict[str, Any]]:
+        sampler = self.sampler.changed(**settings)
+        if sampler.views > 1:
+            allowed(self.views)
+        return sampler, sampler.identity()
+
+    def multiply_adds(self, size: int, calls: float, **settings: Any) -> int:
+        return cost(self.model, size).total(calls, self.sampler.changed(**settings).encodings)
 
     @property
     def _network(self) -> ScoreFunction:
@@ -204,9 +231,31 @@ class StandardClassifier(Classifier):
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
-        if settings:
-            named = ", ".join("sampler" if name == "method" else name for name in settings)
+        answers = [self._answer(image)]
+        count = self._count_views(settings)
+        if count > 1:
+            answers += map(self._answer, allowed(self.views)(image, count, settings.get("seed", 0))[1:])
+        probs = answers[0].probs if count == 1 else torch.stack([answer.probs for answer in answers]).mean(0)
+        return Posterior(probs, count, features=answers[0].features)
+
+    def resolve(self, **settings: Any) -> tuple[None, dict[str, Any]]:
+        count = self._count_views(settings)
+        if count > 1:
+            allowed(self.views)
+        return None, {"views": count} if count > 1 else {}
+
+    def multiply_adds(self, size: int, calls: float, **settings: Any) -> int:
+        return cost(self.model, size).total(calls, self._count_views(settings))
+
+    @staticmethod
+    def _count_views(settings: Mapping[str, Any]) -> int:
+        if unknown := [name for name in settings if name not in ("views", "seed")]:
+            named = ", ".join("sampler" if name == "method" else name for name in unknown)
             raise UserError(f"a standard classifier has no sampler to set: leave out {named}")
+        count: int = coerce(settings.get("views", 1), Few, "views")
+        return count
+
+    def _answer(self, image: Tensor) -> Posterior:
         logits, features = self._logits_and_features(image)
         # As of a diffusion classifier: an error, but from a compiled or exported graph, which cannot raise, NaN.
         if not torch.compiler.is_compiling() and not bool(logits.isfinite().all()):
@@ -271,10 +320,11 @@ class Ensemble(Classifier):
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
-        """The mean of the members' probabilities; `settings` go to every member."""
+        """The mean of the members' probabilities; setting `members` asks the first so many, others go to each."""
         if callback is not None:
             raise UserError("an ensemble has no trajectory of its own: ask its members for theirs")
-        answers = [member.posterior(image, **settings) for member in self.members]
+        members, settings = self.asked(settings)
+        answers = [member.posterior(image, **settings) for member in members]
         probs = torch.stack([answer.probs for answer in answers]).mean(0)
         nfe = sum(answer.nfe for answer in answers)
         features = torch.cat([answer.features for answer in answers if answer.features is not None], 1)
@@ -282,6 +332,29 @@ class Ensemble(Classifier):
             return Posterior(probs, nfe, features=features)
         each = [torch.full((len(probs),), a.nfe) if a.calls is None else a.calls.cpu() for a in answers]
         return Posterior(probs, nfe, torch.stack(each).sum(0), features)
+
+    def resolve(self, **settings: Any) -> tuple[Sampler | None, dict[str, Any]]:
+        """Members that differ in their samplers have those settings in common that change them."""
+        members, settings = self.asked(settings)
+        resolved = [member.resolve(**settings) for member in members]
+        sampler, identity = resolved[0]
+        if any(other != resolved[0] for other in resolved):
+            deciding = set().union(*(own for _, own in resolved))
+            sampler, identity = None, {name: x for name, x in settings.items() if name in deciding}
+        part = {"members": len(members)} if len(members) < len(self.members) else {}
+        return sampler, identity | part
+
+    def multiply_adds(self, size: int, calls: float, **settings: Any) -> int:
+        members, settings = self.asked(settings)  # they share the network calls
+        return sum(member.multiply_adds(size, calls / len(members), **settings) for member in members)
+
+    def asked(self, settings: Mapping[str, Any]) -> tuple[tuple[Classifier, ...], dict[str, Any]]:
+        """The members that are asked, and the settings that go to each."""
+        own = dict(settings)
+        count = coerce(own.pop("members", len(self.members)), Natural, "members")
+        if count > len(self.members):
+            raise UserError(f"members is {count}, but the ensemble has {len(self.members)}: ask for fewer")
+        return self.members[:count], own
 
 
 class Loss(nn.Module):
@@ -307,7 +380,7 @@ class Loss(nn.Module):
 
 
 class _Remembering:
-    """A score network that keeps the features it encoded."""
+    """A score network that keeps the features it encoded first, those of the image itself."""
 
     features: Features
 
@@ -316,8 +389,9 @@ class _Remembering:
         self.score = network.score
 
     def encode(self, image: Tensor) -> Features:
-        self.features = self._network.encode(image)
-        return self.features
+        features = self._network.encode(image)
+        self.features = self.__dict__.get("features", features)
+        return features
 
 
 def _pooled(features: Features) -> Tensor:

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import pad as padded
 
 from didicm.data.decode import MODES, resize_and_crop, to_channels
 from didicm.data.images import DataError, check_channels, stack
 from didicm.data.randomness import keys, preserved, seed_all, uniform
+from didicm.diffusion.views import Views, crop_and_flip
 from didicm.errors import did_you_mean, reason
 from didicm.values import Few, Pixels, Positive, Range, Settings, plain
 
@@ -30,6 +31,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "ham
 Probability = Annotated[float, Range(0, 1)]
 CropPct = Annotated[float, Range(0.01, 1)]
 Steps = list[Callable[[Image.Image], Image.Image]]
+SHIFT = 16  # of its size, the part by which a view of an image is shifted after training with random resized crops
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,14 @@ class TrainTransform:
         flips = augment.hflip not in (0, 1)
         return bool(augment.scale or augment.pad or augment.color_jitter or augment.auto_augment or flips)
 
+    @property
+    def views(self) -> Views | None:
+        """Views of an image that this taught a network to take alike: shifts and flips; None if it has neither."""
+        shown, augment = self.eval_transform, self.augment
+        black = tuple(-mean / std for mean, std in zip(shown.mean, shown.std, strict=True))
+        shift, fill = (augment.pad, black) if augment.scale is None else (shown.size // SHIFT, None)
+        return Views(shift, augment.hflip > 0, fill) if shift or augment.hflip else None
+
     def keeps(self, size: tuple[int, int]) -> bool:
         """Whether `prepare` leaves images of this width and height as they are."""
         augment = self.augment
@@ -272,8 +282,4 @@ def _shift_and_flip(images: Tensor, draws: np.ndarray, pad: int, hflip: float) -
     """Pad, crop anywhere and perhaps flip each image of a batch, with draws (B, 3) in [0, 1)."""
     offset = torch.from_numpy((draws[:, :2] * (2 * pad + 1)).astype(np.int64)).to(images.device, non_blocking=True)
     flip = torch.from_numpy(draws[:, 2] < hflip).to(images.device, non_blocking=True)
-    which, down, across = (torch.arange(images.shape[axis], device=images.device) for axis in (0, 2, 3))
-    rows = offset[:, :1] + down
-    columns = offset[:, 1:] + torch.where(flip[:, None], across.flip(0), across)
-    padded = F.pad(images, [pad] * 4).permute(0, 2, 3, 1)
-    return padded[which[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return crop_and_flip(padded(images, [pad] * 4), offset, flip, images.shape[-2:])

@@ -12,8 +12,9 @@ from didicm.diffusion.early_stop import sample_until_settled
 from didicm.diffusion.process import UniformProcess
 from didicm.diffusion.sampling import Average, Callback, Posterior, Select, readout, sample_cl, sample_cp
 from didicm.diffusion.solver import ScoreFunction, ScoreTime, Solver
+from didicm.diffusion.views import Views, allowed
 from didicm.errors import UserError, did_you_mean
-from didicm.values import Count, Fraction, Natural, Range, Settings
+from didicm.values import Count, Few, Fraction, Natural, Range, Settings
 
 Method: TypeAlias = Literal["cp", "cl", "readout"]
 
@@ -37,15 +38,31 @@ class Sampler(Settings):
     seed: Count = 0
     # cp: an image whose posterior moved less than this stops; 0 takes every step
     tolerance: Annotated[float, Range(0, 2)] = 0.0
+    # augmented views of the image: the diffusion steps take turns with them, a readout is averaged over them
+    views: Few = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method == "cp" and self.tolerance and self.views > 1:
+            raise UserError(
+                "sampler.tolerance compares steps that look at the same image: leave it out, or sampler.views"
+            )
 
     def __call__(
-        self, model: ScoreFunction, image: Tensor, process: UniformProcess, callback: Callback | None = None
+        self,
+        model: ScoreFunction,
+        image: Tensor,
+        process: UniformProcess,
+        callback: Callback | None = None,
+        make_views: Views | None = None,
     ) -> Posterior:
-        """Sample the posterior of images (B, C, H, W)."""
+        """Sample the posterior of images (B, C, H, W); `make_views` are those that the model was trained with."""
         settings = {name: getattr(self, name) for name in _READS[self.method]}
-        sample = _METHODS[self.method]
+        sample, views = _METHODS[self.method], settings.pop("views")
         if settings.pop("tolerance", 0.0):
             sample = partial(sample_until_settled, tolerance=self.tolerance)
+        elif views > 1:
+            settings["views"] = allowed(make_views)(image, self.encodings, self.seed)
         return sample(model, image, process, callback=callback, **settings)
 
     def changed(self, **settings: Any) -> "Sampler":
@@ -65,7 +82,12 @@ class Sampler(Settings):
     @property
     def calls(self) -> int:
         """Network calls per image, unless they end early."""
-        return {"cp": self.steps, "cl": self.steps * self.chains, "readout": 1}[self.method]
+        return {"cp": self.steps, "cl": self.steps * self.chains, "readout": self.views}[self.method]
+
+    @property
+    def encodings(self) -> int:
+        """Views of an image that are encoded."""
+        return self.views if self.method == "readout" else min(self.views, self.steps)
 
     def identity(self) -> dict[str, Any]:
         """The method and the settings that decide its answer, without the seed: what a calibration is tied to."""
@@ -74,12 +96,15 @@ class Sampler(Settings):
             "chunk",
             *(["floor"] if self.solver == "exact" else []),
             *([] if self.tolerance else ["tolerance"]),
+            *([] if self.views > 1 else ["views"]),
         }
         return {name: getattr(self, name) for name in ("method", *_READS[self.method]) if name not in unread}
 
 
 _SETTINGS = [field.name for field in fields(Sampler)]
 _READS = {  # by method
-    method: [name for name in _SETTINGS if name in signature(sample).parameters]
-    for method, sample in {**_METHODS, "cp": sample_until_settled}.items()
+    method: [
+        name for name in _SETTINGS if name in signature(sample).parameters or (method, name) == ("cp", "tolerance")
+    ]
+    for method, sample in _METHODS.items()
 }

@@ -9,7 +9,7 @@ Three ways to run the reverse process, which differ in what they carry from step
 `readout` needs a single call. All take any model that answers `encode` and `score`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -66,16 +66,21 @@ def readout(
     process: UniformProcess,
     *,
     time: float = 0.5,
+    views: Sequence[Tensor] = (),
     callback: Callback | None = None,
 ) -> Posterior:
-    """Read the clean posterior from one network call at `time`."""
+    """Read the clean posterior from one network call at `time`, or the mean of several from one call per view."""
     t = process.schedule.at(coerce(time, Fraction, "time"))
-    score = Scores(model, image, process)
+    score, calls = Scores(model, image, process, views), max(1, len(views))
     label = torch.zeros(image.shape[0], dtype=torch.long, device=image.device)
-    p = process.clean_posterior(score(label, t), t)
+    found = []
+    for view in range(calls):
+        score.look(view)
+        found.append(process.clean_posterior(score(label, t), t))
+    p = found[0] if calls == 1 else torch.stack(found).mean(0)
     if callback:
         callback(Step(0.0, p, label.unsqueeze(-1)))
-    return Posterior(score.checked(p), nfe=1)
+    return Posterior(score.checked(p), nfe=calls)
 
 
 def sample_cp(
@@ -89,6 +94,7 @@ def sample_cp(
     solver: Solver = "exact",
     score_time: ScoreTime = "midpoint",
     floor: bool = False,
+    views: Sequence[Tensor] = (),
     callback: Callback | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -105,13 +111,16 @@ def sample_cp(
         score_time: where the exact solver asks for the score: at the start or at the midpoint of a step.
         floor: whether `euler` and `official` hold the network's noisy posteriors to at least (1 - keep) / K, below
             which no true one falls; they are then tamer than Algorithm 2 and the released code. `exact` always is.
+        views: of the images, (B, ...) each: the steps take turns with them; by default all see `image`.
         callback: called with every `Step`.
         seed: for `select="sample"`.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
     step, choose = solver_step(solver, floor), SELECT[coerce(select, Select, "select")]
-    score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
-    for interval in times:
+    score, random = Scores(model, image, process, views), ImageRandom(image, seed)
+    p = uniform_state(image, process)
+    for i, interval in enumerate(times):
+        score.look(i)
         label = choose(p, random)
         log_score = score(label, interval.score)
         p = step(process, p.to(log_score.dtype), log_score, interval)
@@ -133,6 +142,7 @@ def sample_cl(
     floor: bool = False,
     average: Average = "probs",
     chunk: int | None = None,
+    views: Sequence[Tensor] = (),
     callback: Callback | None = None,
     seed: int = 0,
 ) -> Posterior:
@@ -148,10 +158,12 @@ def sample_cl(
     times, step = intervals(process.schedule, steps, grid, solver, score_time), solver_step(solver, floor)
     coerce(average, Average, "average")
     coerce(chains, Natural, "chains")
-    score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
+    score, random = Scores(model, image, process, views), ImageRandom(image, seed)
+    p = uniform_state(image, process)
     label = random.label(process.num_classes, chains).flatten()  # (B * N,), an image's chains side by side
     owner = torch.arange(image.shape[0], device=image.device).repeat_interleave(chains)
-    for interval in times:
+    for i, interval in enumerate(times):
+        score.look(i)
         asked, u = label.view(-1, chains).clone(), random.uniform(chains).flatten()
         p = torch.zeros_like(p)
         for rows, probs in _label_steps(score, step, owner, label, interval, chunk):

@@ -8,7 +8,7 @@ for comparison only. Neither keeps a network's noisy posteriors above the least 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -107,10 +107,14 @@ def _even_times(steps: int) -> list[float]:
 
 
 class Scores:
-    """A network's log-scores of a batch of images, each encoded once."""
+    """A network's log-scores of a batch of images, each encoded once, or of views of them that take turns."""
 
-    def __init__(self, model: ScoreFunction, image: Tensor, process: UniformProcess) -> None:
-        self.process, self._model, self._features = process, model, model.encode(image)
+    def __init__(
+        self, model: ScoreFunction, image: Tensor, process: UniformProcess, views: Sequence[Tensor] = ()
+    ) -> None:
+        self.process, self._model, self._views = process, model, views or [image]
+        self._encoded = {0: model.encode(self._views[0])}
+        self._features = self._encoded[0]
         self._sums: list[
             tuple[float, Tensor]
         ] = []  # for each call its time, and sums over log-scores by image (B,)
@@ -129,6 +133,13 @@ class Scores:
         sums = log_score.sum(-1)
         self._sums.append((t.time, sums if rows is None else self._zero.to(sums).index_add(0, rows, sums)))
         return log_score
+
+    def look(self, step: int) -> None:
+        """Turn to the view of this step; each is encoded at its first turn."""
+        turn = step % len(self._views)
+        if turn not in self._encoded:
+            self._encoded[turn] = self._model.encode(self._views[turn])
+        self._features = self._encoded[turn]
 
     @property
     def bytes_per_image(self) -> int:

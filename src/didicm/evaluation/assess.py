@@ -19,7 +19,6 @@ from didicm.evaluation.intervals import bootstrap
 from didicm.evaluation.met_images import leave_out_fitted, note_choice
 from didicm.evaluation.metrics import BINS, evaluate_probs
 from didicm.evaluation.stored import StoredModel, open_model
-from didicm.models import cost
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def evaluate(
         },
         classes=per_class(probs, truth, model.class_names),
         nfe=found.nfe[""],
-        multiply_adds=cost(model.classifier.model, model.transform.size).total(found.nfe[""]),
+        multiply_adds=model.classifier.multiply_adds(model.transform.size, found.nfe[""], **model.sampler),
         images_per_second=found.images_per_second[""],
         images=test.described,
         skipped=found.skipped,

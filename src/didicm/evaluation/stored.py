@@ -47,17 +47,12 @@ class StoredModel:
     @cached_property
     def posterior(self) -> dict[str, Any]:
         """All that changes a posterior but not the weights: a calibration holds for this and nothing else."""
-        sampler = self.resolved_sampler
-        return {"size": self.transform.size, **(sampler.identity() if sampler is not None else {})}
+        return {"size": self.transform.size, **self.classifier.resolve(**self.sampler)[1]}
 
     @property
     def resolved_sampler(self) -> Sampler | None:
         """The classifier's sampler with the settings changed; None for a classifier that has none."""
-        own = self.classifier.sampler
-        if own is None and self.sampler:
-            named = ", ".join("sampler" if name == "method" else name for name in self.sampler)
-            raise UserError(f"a standard classifier has no sampler to set: leave out {named}")
-        return None if own is None else own.changed(**self.sampler)
+        return self.classifier.resolve(**self.sampler)[0]
 
     @cached_property
     def training(self) -> TrainConfig | None:

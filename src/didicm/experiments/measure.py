@@ -24,7 +24,6 @@ from didicm.experiments.results import Measurement, RunResult, Trial
 from didicm.experiments.spec import MEASURED, ONE_CALL, PICTURES, Run, SamplerSpec
 from didicm.experiments.tune import SEARCHED
 from didicm.files import write_files
-from didicm.models import cost
 from didicm.training.build import RunComponents
 from didicm.training.devices import make_fabric
 from didicm.training.loop import LAST
@@ -150,8 +149,7 @@ def _result(
     folder: Path,
 ) -> RunResult:
     """Metrics of one sampler after the other, and files of the posteriors that are stored."""
-    price = cost(classifier.model, components.eval_transform.size)
-    measurements = []
+    size, measurements = components.eval_transform.size, []
     for i, spec in enumerate(samplers):
         probs, calls = tested.probs[spec.name], tested.nfe[spec.name]
         temperature, scaled, file = None, None, None
@@ -168,7 +166,7 @@ def _result(
                 group=spec.group or spec.name,
                 settings=dict(spec.settings),
                 calls=calls,
-                multiply_adds=price.total(calls),
+                multiply_adds=classifier.multiply_adds(size, calls, **spec.settings),
                 metrics=evaluate_probs(probs, tested.labels),
                 temperature=temperature,
                 scaled_metrics=scaled,
@@ -184,7 +182,7 @@ def _result(
         num_held_out=len(components.val) if run.held_out else 0,
         num_test=len(tested.labels),
         num_classes=len(components.class_names),
-        parameters=price.parameters,
+        parameters=sum(p.numel() for p in classifier.parameters()),
         train_seconds=seconds,
         measurements=tuple(measurements),
         versions=_versions(),

@@ -32,6 +32,7 @@ LATER = {
     "sampler.floor": False,
     "sampler.tolerance": 0.0,
     "sampler.chunk": None,
+    "sampler.views": 1,
     "feature_views": 8,
     "labels": None,
     "group_by": None,

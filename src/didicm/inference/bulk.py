@@ -226,12 +226,13 @@ def _plan(predictor: Predictor, listing: Listing, settings: BulkSettings) -> dic
     """All that decides what is written, rounding apart."""
     model, rule, calibration = predictor.model, predictor.rule, predictor.calibration
     outliers = None if calibration is None else calibration.outliers
+    sampler, identity = model.classifier.resolve(**model.sampler)
     return {
         "format": FORMAT,
         "images": {"count": listing.count, "sha256": listing.digest},
         "model": str(model.place) if str(model.place).startswith(HUB) else weights_digest(Path(model.place)),
         "transform": model.transform.to_dict(),
-        "sampler": None if model.resolved_sampler is None else asdict(model.resolved_sampler),
+        "sampler": {**({} if sampler is None else asdict(sampler)), **identity} or None,
         "calibration": None if calibration is None else [calibration.temperature, rule and rule.to_dict()],
         **({} if outliers is None else {"outliers": outliers.to_dict()}),
         **{name: plain(asked) for name, asked in predictor.adjusting.items() if asked is not None},

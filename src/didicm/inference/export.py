@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from didicm.classifier import DiffusionClassifier, Ensemble, Sampler
+from didicm.classifier import Classifier, DiffusionClassifier, Ensemble, Sampler
 from didicm.data.images import stack
 from didicm.errors import UserError, reason
 from didicm.evaluation.calibration import Calibration, find_calibration, temperature_scaled
@@ -103,6 +103,8 @@ def is_exported(path: Path) -> bool:
 
 
 def _check_exportable(model: StoredModel, format: Format) -> None:
+    if model.posterior.get("views", 1) > 1:
+        raise UserError("views are drawn from the image's content and cannot be exported: leave out sampler.views")
     for _, sampler in _diffusing(model):
         if sampler.method == "cl" or (sampler.method == "cp" and sampler.select == "sample"):
             raise UserError(
@@ -118,8 +120,11 @@ def _check_exportable(model: StoredModel, format: Format) -> None:
 
 def _diffusing(model: StoredModel) -> list[tuple[DiffusionClassifier, Sampler]]:
     """The diffusion classifiers in a model, each with its sampler as it is asked."""
-    members = model.classifier.members if isinstance(model.classifier, Ensemble) else [model.classifier]
-    return [(x, x.sampler.changed(**model.sampler)) for x in members if isinstance(x, DiffusionClassifier)]
+    members: Sequence[Classifier] = [model.classifier]
+    settings = model.sampler
+    if isinstance(model.classifier, Ensemble):
+        members, settings = model.classifier.asked(settings)
+    return [(x, x.sampler.changed(**settings)) for x in members if isinstance(x, DiffusionClassifier)]
 
 
 def _metadata(model: StoredModel, calibration: Calibration | None) -> Metadata:

@@ -95,9 +95,9 @@ class Cost:
     per_image: int  # multiply-adds of what is computed once
     per_call: int  # multiply-adds of every network call
 
-    def total(self, calls: float) -> int:
-        """Multiply-adds of a posterior that takes this many network calls, perhaps on average."""
-        return self.per_image + round(calls * self.per_call)
+    def total(self, calls: float, views: int = 1) -> int:
+        """Multiply-adds of a posterior that takes so many network calls, perhaps on average, and views."""
+        return views * self.per_image + round(calls * self.per_call)
 
 
 def cost(model: nn.Module, size: int) -> Cost:

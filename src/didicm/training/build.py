@@ -90,6 +90,8 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
         transform = replace(transform, **classifier.model.normalization)
     train_transform = TrainTransform(config.augment, transform)
     train_transform.check()
+    classifier.views = train_transform.views
+    _check_views(config, classifier)
     keeps_features(config, classifier)  # or say what hinders it
     if config.run.grad_checkpointing:
         _checkpoint_gradients(classifier.model)
@@ -168,6 +170,14 @@ def keeps_features(config: TrainConfig, classifier: Classifier) -> bool:
     if config.augment.mixup or config.augment.cutmix:
         raise UserError("mixup and cutmix mix images, not features: leave them out, or set feature_views 0")
     return True
+
+
+def _check_views(config: TrainConfig, classifier: Classifier) -> None:
+    """Refuse views for validation where there are none."""
+    if isinstance(classifier, DiffusionClassifier) and config.sampler.views > 1:
+        if keeps_features(config, classifier):
+            raise UserError("sampler.views needs images, not features: leave it out, or set feature_views 0")
+        classifier.resolve()
 
 
 def check_batches(config: TrainConfig, components: RunComponents, world_size: int) -> int:
