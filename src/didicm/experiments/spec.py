@@ -194,6 +194,7 @@ class Study(Settings):
     seeds: Few = 3
     held_out: Annotated[float, Range(0, 1)] = 0.1  # as in `Run`
     tune: Trials = 0  # of every method under every condition, see `tune.py`; 0 searches nothing
+    prediction: str = ""  # what was expected, written down before the runs
     note: str = ""  # what a reader of the report should know
 
     def __post_init__(self) -> None:

@@ -104,6 +104,7 @@ def test_every_layout_has_its_figures_and_tables(tmp_path, store, monkeypatch, l
     if layout != "steps":
         methods.insert(0, {**methods[0], "name": "standard", "method": "standard"})
     content = {"name": "x", "title": "X", "question": "Why?", "layout": layout, "methods": methods}
+    content["prediction"] = "It will <win>."
     if layout in ("uncertainty", "sizes"):
         content["published"] = "tab:main_results" if layout == "uncertainty" else "tab:all_resnet"
     if layout == "steps":
@@ -114,7 +115,9 @@ def test_every_layout_has_its_figures_and_tables(tmp_path, store, monkeypatch, l
     titles = [table.title for table in report.tables]
     assert titles[-2:] == ["Test images", "Cost"]
     assert any(title.startswith("Published: ") for title in titles) == ("published" in content)
-    assert "didicm study x.yaml" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "didicm study x.yaml" in page
+    assert "Predicted before the runs: It will &lt;win&gt;." in page
 
 
 def test_a_run_has_the_label_that_its_method_has_now(tmp_path, store, comparison, unrendered):
