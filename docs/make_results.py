@@ -12,11 +12,21 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from didicm.experiments.results import RESULTS, Plan, RunResult, append_result, read_plan, read_results, write_plan
+from didicm.experiments.results import (
+    RESULTS,
+    TRIALS,
+    Plan,
+    append_result,
+    read_plan,
+    read_results,
+    read_trials,
+    write_plan,
+)
 from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables
 from didicm.report.records import Rows, rows_of
+from didicm.report.search import read_search
 from didicm.report.verdict import verdict
 
 FOLDER = Path(__file__).parent / "results"
@@ -71,8 +81,9 @@ def take_over(source: Path) -> None:
         if plan is not None and (results := read_results(source / name)):
             write_plan(FOLDER / name, replace(plan, command=_command(plan)))
             (FOLDER / name / RESULTS).unlink(missing_ok=True)
-            for result in sorted(results, key=lambda result: result.key):
-                append_result(FOLDER / name, RunResult.from_dict(_rounded(result.to_dict())))
+            (FOLDER / name / TRIALS).unlink(missing_ok=True)
+            for record in sorted([*results, *read_trials(source / name)], key=lambda record: record.key):
+                append_result(FOLDER / name, type(record).from_dict(_rounded(record.to_dict())))
 
 
 def write_page(folder: Path = FOLDER) -> str:
@@ -92,12 +103,12 @@ def _command(plan: Plan) -> str:
 
 def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     """One study: its question, what came out, figures, tables, and how to run it again."""
-    study = plan.study
-    figures = draw_numbers(study, rows)
+    study, trials = plan.study, read_search(plan, folder)
+    figures = draw_numbers(study, rows, trials)
     write_files(folder, {figure.file: figure.data for figure in figures})
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
     parts += [f"Predicted before the runs: {study.prediction}\n"] if study.prediction else []
-    parts += [f"{sentence}\n" for sentence in verdict(study, rows)]
+    parts += [f"{sentence}\n" for sentence in verdict(study, rows, trials)]
     parts += [f"![{figure.title}](results/{folder.name}/{figure.file})\n" for figure in figures]
     tables = make_tables(study, rows)
     tables = tables[: -2 if len(tables) > 2 else -1]  # what stands in the study's layout

@@ -119,7 +119,7 @@ class Plan(Settings):
     command: str
     data: str
     settings: dict[str, dict[str, Any]]  # of each training but for run.*, out and seed, by "method, condition"
-    runs: dict[str, str]  # label of the method by the key of each run; of a search, once it has chosen
+    runs: dict[str, str]  # label of the method by the key of each run and trial
 
     def conflict(self, new: "Plan") -> str:
         """What a new plan for the same folder changes, if anything; methods, conditions and seeds may join."""

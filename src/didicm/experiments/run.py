@@ -26,7 +26,7 @@ from didicm.experiments.results import (
     write_plan,
 )
 from didicm.experiments.spec import Run, Study
-from didicm.experiments.tune import next_stage
+from didicm.experiments.tune import next_stage, trials_of
 from didicm.locks import LOCK, held
 from didicm.progress import ProgressDisplay
 from didicm.signals import interrupted
@@ -77,6 +77,7 @@ def run_study(
         at_once = min(jobs, max(1, len(left)))
         return make_executor(executor, at_once, first, cluster or {}, out / JOBS, console)
 
+    search = {key: str(run.method) for key, run in trials_of(runs, study.tune).items()}
     stage = next_stage(runs, study.tune, read_trials(out))
     left = {key: run for key, run in stage.items() if key not in _read_done(out)}
     check_runs(left, home / INDEX)  # a mistake shows before anything is written
@@ -84,7 +85,7 @@ def run_study(
     with held(home, command=command):
         keep_listings(home / INDEX)
         while True:  # the trials of a search, if there is one; then what they chose
-            plan = replace(plan, runs={key: str(run.method) for key, run in stage.items() if run.trial is None})
+            plan = replace(plan, runs={**search, **{key: str(run.method) for key, run in stage.items()}})
             write_plan(out, stored.extended(plan) if stored and begun else plan)
             if not left:
                 break

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
@@ -12,13 +13,14 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure as Drawing
 
 from didicm.errors import UserError
-from didicm.experiments.results import Plan, read_plan, read_results
+from didicm.experiments.results import Plan, Trial, read_plan, read_results
 from didicm.experiments.spec import Study
 from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report import figures, images
 from didicm.report.panels import panels_of
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Rows, rows_of
+from didicm.report.search import length_curves, read_search, search_table
 from didicm.report.style import drawing
 from didicm.report.tables import Table, cost_table, difference_table, main_table, panel_table
 from didicm.report.verdict import compared, verdict
@@ -33,6 +35,11 @@ CAPTIONS = {
     "gains": (
         "Gains over the standard classifier",
         "Up is better. Differences are paired by seed; where a bar crosses zero, noise may explain them.",
+    ),
+    "lengths": (
+        "Over training length",
+        "The best trial of each length in the search that chose the settings, by the NLL of held-out training "
+        "images as trained. A ring marks each method's peak, with which its seeds were trained.",
     ),
     "calls": (
         "Network calls against quality",
@@ -106,9 +113,10 @@ def write_report(out: str | Path) -> Report:
     results = [replace(run, method=asked[run.key]) for run in read_results(out) if run.key in asked]
     if plan is None or not results:
         raise UserError(f"{out} holds no results yet: run the comparison or the study first")
-    study, rows = plan.study, rows_of(results, plan.study)
-    tables, says = make_tables(study, rows), verdict(study, rows)
-    pictures = [*draw_numbers(study, rows), *_draw_posteriors(rows, out)]
+    study, rows, trials = plan.study, rows_of(results, plan.study), read_search(plan, out)
+    tables, says = make_tables(study, rows), verdict(study, rows, trials)
+    search = [search_table(trials, rows.conditions())] if trials else []
+    pictures = [*draw_numbers(study, rows, trials), *_draw_posteriors(rows, out)]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     source = files("didicm.report").joinpath("report.html.j2").read_text(encoding="utf-8")
     html = environment.from_string(source).render(
@@ -118,15 +126,16 @@ def write_report(out: str | Path) -> Report:
         regenerate=_regenerate(study, out),
         settings=_settings(plan),
         verdict=says,
-        tables=tables,
+        tables=tables[:-2],
+        more_tables=[*tables[-2:], *search],
         figures=pictures,
         versions={**rows[0].run.versions, "didicm": version("didicm")},
     )
     sentences = [f"# {study.title}", "", *(f"{sentence}\n" for sentence in says)]
-    text = "\n".join([*sentences, *(table.to_markdown() for table in tables)])
+    text = "\n".join([*sentences, *(table.to_markdown() for table in (*tables, *search))])
     write_files(out / FIGURES, {figure.file: figure.data for figure in pictures})
     write_files(out, {REPORT: html, TABLES: text})
-    return Report(out / REPORT, says, tables)
+    return Report(out / REPORT, says, [*tables, *search])
 
 
 def make_tables(study: Study, rows: Rows) -> list[Table]:
@@ -138,8 +147,8 @@ def make_tables(study: Study, rows: Rows) -> list[Table]:
     return [*(panel_table(panel) for panel in shown if panel), main_table(rows), cost_table(rows)]
 
 
-def draw_numbers(study: Study, rows: Rows) -> list[Figure]:
-    """Figures of what the results file alone can show, the published numbers beside ours."""
+def draw_numbers(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list[Figure]:
+    """Figures of what the results and trials alone can show, the published numbers beside ours."""
     ours, published = panels_of(study, rows)
     panels = [published, ours] if published else [ours]
     conditions = rows.conditions()
@@ -155,6 +164,8 @@ def draw_numbers(study: Study, rows: Rows) -> list[Figure]:
             drawn["uncertainty"] = figures.over_columns(panels, metrics)
         if study.layout in ("comparison", "uncertainty", "sizes"):
             drawn["gains"] = figures.over_columns(panels, gains, gains=True)
+        if trials:
+            drawn["lengths"] = length_curves(study, trials, rows.conditions())
         if study.layout in ("comparison", "uncertainty"):
             drawn["calls"] = figures.calls_against_quality(rows, conditions, published)
         return _rendered(drawn)

@@ -3,18 +3,20 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from didicm.experiments.results import Trial
 from didicm.experiments.spec import Condition, Study
 from didicm.report.panels import Line, Panel, baselines_of, column_name, panels_of
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Rows
+from didicm.report.search import on_search
 
 ENOUGH_SEEDS = 3
-STILL_IMPROVING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
+STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
-def verdict(study: Study, rows: Rows) -> list[str]:
-    """What the results show, and what to be careful about."""
+def verdict(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list[str]:
+    """What the results show, and what to be careful about; with the trials of a search, what that says."""
     says = _on_comparison(rows) if study.layout == "comparison" else _on_study(study, *panels_of(study, rows))
-    return [*says, *_cautions(rows)]
+    return [*says, *_on_seeds(rows), *(on_search(study, trials) if trials else _on_length(rows))]
 
 
 def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
@@ -109,23 +111,28 @@ def _on_cost(rows: Rows, common: Rows, ours: Entry) -> str:
     return f"{text}; a single call, at {rows.cost_ratio(single[0].entry):.1f} times, has NLL {there.mean:.3f}."
 
 
-def _cautions(rows: Rows) -> list[str]:
-    """What weakens all the rest."""
+def _on_seeds(rows: Rows) -> list[str]:
+    """Whether they are too few."""
     seeds = len({row.run.seed for row in rows})
     few = {1: "A single seed: there are no intervals, so any difference may be noise; run at least 3 seeds."}
-    says = [few.get(seeds, f"Few seeds: with {seeds}, the intervals are wide.")] if seeds < ENOUGH_SEEDS else []
+    return [few.get(seeds, f"Few seeds: with {seeds}, the intervals are wide.")] if seeds < ENOUGH_SEEDS else []
+
+
+def _on_length(rows: Rows) -> list[str]:
+    """Which methods were still learning when a training of fixed length ended."""
     gains: dict[str, list[float]] = {}
     for row in rows:
         if row.main and row.run.final_epochs_gain is not None:
             gains.setdefault(str(row.method), []).append(row.run.final_epochs_gain)
     means = {name: sum(found) / len(found) for name, found in gains.items()}
-    unfinished = [f"{name} ({100 * mean:.0f} %)" for name, mean in means.items() if mean > STILL_IMPROVING]
-    if unfinished:
-        says.append(
-            f"Still improving when training ended: {', '.join(unfinished)}, by the fall of the training loss over "
-            "the last tenth of the epochs; longer training may change the comparison."
-        )
-    return says
+    unfinished = [f"{name} ({100 * mean:.0f} %)" for name, mean in means.items() if mean > STILL_LEARNING]
+    if not unfinished:
+        return []
+    return [
+        f"Still learning when training ended: {', '.join(unfinished)}, by the fall of the training loss from the "
+        "last but one tenth of the epochs to the last. Another length may change the comparison: --tune lets "
+        "every method choose its own."
+    ]
 
 
 def _on_study(study: Study, panel: Panel, published: Panel | None) -> list[str]:

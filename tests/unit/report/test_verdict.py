@@ -66,7 +66,7 @@ def test_training_that_had_not_ended_is_told(result, rows, says):
         for method, calls, gain in (("standard", 1, 0.01), ("DiDiCM, score", 8, 0.12))
     ]
     last = says(rows(results))[-1]
-    assert last.startswith("Still improving when training ended: DiDiCM, score (12 %)")
+    assert last.startswith("Still learning when training ended: DiDiCM, score (12 %)")
     assert "standard" not in last
 
 

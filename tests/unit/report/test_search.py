@@ -1,0 +1,100 @@
+"""What a report says of a search: from trials that nobody had to train for."""
+
+from dataclasses import replace
+
+import pytest
+
+from didicm.experiments.results import Trial, append_result, read_plan, write_plan
+from didicm.experiments.spec import Condition
+from didicm.report.html import write_report
+from didicm.report.search import length_curves, on_search, read_search, search_table
+from didicm.report.verdict import verdict
+
+EASY, HARD = Condition(14, 0.05), Condition(7, 0.05)
+# Held-out NLL by condition and method; trials are (epochs, NLL).
+TRIED = {
+    (EASY, "standard"): [(30, 1.5), (15, 1.3), (60, None), (8, 1.6), (15, 1.2)],
+    (EASY, "DiDiCM, score"): [(30, 1.4), (15, 1.9), (60, 1.1), (8, 2.0), (15, 1.8)],
+    (HARD, "standard"): [(30, 2.5), (15, 2.3), (60, 2.9), (8, 2.1), (15, 2.2)],
+    (HARD, "DiDiCM, score"): [(30, 2.4), (15, 2.5), (60, 2.4), (8, 2.6), (15, 2.7)],
+}
+
+
+@pytest.fixture
+def study(comparison):
+    whole = comparison(conditions=(EASY, HARD), tune=5, seeds=2)
+    return replace(whole, methods=tuple(m for m in whole.methods if str(m) in ("standard", "DiDiCM, score")))
+
+
+@pytest.fixture
+def trials():
+    made = []
+    for (condition, method), tried in TRIED.items():
+        for number, (epochs, nll) in enumerate(tried):
+            settings = {"epochs": epochs, "optimizer.lr": 0.005 * (1 + number), "optimizer.weight_decay": 0.05}
+            metrics = None if nll is None else {"cls/NLL": nll, "cls/Acc": 0.5}
+            key = f"{method}-{condition}-{number}"
+            made.append(Trial(key, method, condition, number, settings, 90, 10, 1.0, metrics, {}))
+    return sorted(made, key=lambda trial: (trial.method != "standard", trial.number))
+
+
+def test_the_table_has_every_trial_and_the_chosen_one_of_each_method(trials):
+    table = search_table(trials, [EASY, HARD])
+    assert [table.rows[i][0] for i in table.groups] == [str(EASY), str(HARD)]
+    chosen = [[cell.strip() for cell in row] for row in table.rows if row[-1] == "chosen"]
+    assert [row[:5] for row in chosen] == [
+        ["standard, trial 4", "15", "0.025", "0.05", "1.200"],
+        ["DiDiCM, score, trial 2", "60", "0.015", "0.05", "1.100"],
+        ["standard, trial 3", "8", "0.02", "0.05", "2.100"],
+        ["DiDiCM, score, trial 0", "30", "0.005", "0.05", "2.400"],  # of equals the first
+    ]
+    assert len(table.rows) == 20 + 2
+    assert sum(row[4] == "diverged" for row in table.rows) == 1
+    assert "no trial has met a test image" in table.note
+
+
+def test_the_curve_has_the_best_trial_of_each_length_with_the_peak_in_a_ring(study, trials):
+    figure = length_curves(study, trials, [EASY, HARD])
+    easy, hard = figure.axes
+    assert [plot.get_title() for plot in (easy, hard)] == [str(EASY), str(HARD)]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in easy.lines}
+    assert lines["standard"] == [[8, 1.6], [15, 1.2], [30, 1.5]]  # the trial that diverged has no place
+    assert lines["DiDiCM, score"] == [[8, 2.0], [15, 1.8], [30, 1.4], [60, 1.1]]
+    rings = [line.get_xydata().tolist() for line in hard.lines if line.get_markerfacecolor() == "none"]
+    assert rings == [[[8, 2.1]], [[30, 2.4]]]
+
+
+def test_it_says_whose_best_training_was_the_longest(study, trials):
+    how, longest = on_search(study, trials)
+    assert "the best of the same 5 trials" in how
+    assert longest.endswith(f"longer may be better: DiDiCM, score ({EASY}, 60 epochs).")
+
+
+def test_a_chosen_length_takes_the_place_of_the_caution_on_the_training_loss(study, trials, result, rows):
+    runs = [
+        result(str(m), seed, 0.5, 1.0, c, final_epochs_gain=0.2)
+        for m in study.methods
+        for c in (EASY, HARD)
+        for seed in (0, 1, 2)
+    ]
+    assert any("Still learning" in sentence for sentence in verdict(study, rows(runs, study)))
+    assert not any("Still learning" in sentence for sentence in verdict(study, rows(runs, study), trials))
+
+
+def test_the_report_has_table_curve_and_sentences_under_the_names_of_today(tmp_path, study, trials, store):
+    store(tmp_path, study)
+    plan = read_plan(tmp_path)
+    for trial in reversed(trials):  # the order in which they finished says nothing
+        append_result(tmp_path, replace(trial, method="its name when it was tried"))
+    assert read_search(plan, tmp_path) == []
+    assert "Over training length" not in write_report(tmp_path).path.read_text()
+    write_plan(tmp_path, replace(plan, runs={**plan.runs, **{trial.key: trial.method for trial in trials}}))
+    found = read_search(read_plan(tmp_path), tmp_path)
+    assert [(trial.method, trial.number) for trial in found] == [(trial.method, trial.number) for trial in trials]
+    assert {trial.key: trial for trial in found} == {trial.key: trial for trial in trials}
+    report = write_report(tmp_path)
+    page = report.path.read_text()
+    assert (report.tables[-1].title, report.tables[-1].groups) == ("Search", [0, 11])
+    assert (tmp_path / "figures" / "lengths.svg").is_file()
+    for words in ("Over training length", "Search", "the best of the same 5\ntrials", "the longest training"):
+        assert words in page
