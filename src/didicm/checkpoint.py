@@ -205,7 +205,7 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
     return {**described, "objective": classifier.objective}
 
 
-_LATER = ("time_sampling", "stratified_time")  # of diffusion classifiers; older models have the defaults
+_LATER = ("time_sampling", "stratified_time", "mask")  # of diffusion classifiers; older models have the defaults
 _KEYS = {
     "diffusion": {"kind", "model", "schedule", "draws_per_image", "views", "label_proposal", *_LATER, "sampler"},
     "standard": {"kind", "model", "schedule", "draws_per_image", "views", "objective"},

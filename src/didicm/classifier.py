@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,12 @@ from didicm.diffusion import Sampler as Sampler
 from didicm.diffusion.loss import TimeSampling, sample_time
 from didicm.diffusion.process import at_least_float32, log_marginal
 from didicm.diffusion.sampling import Callback
-from didicm.diffusion.solver import index_features
+from didicm.diffusion.solver import NO_LABEL, index_features
 from didicm.diffusion.views import Views, allowed
 from didicm.errors import UserError
 from didicm.models import cost
-from didicm.values import Few, Natural, coerce
+from didicm.models.score import ScoreModel
+from didicm.values import Few, Natural, Range, coerce
 
 Objective: TypeAlias = Literal[
     "cross-entropy", "generalized-cross-entropy", "binary-cross-entropy", "multi-label", "marginal"
@@ -100,7 +101,11 @@ class Classifier(nn.Module, ABC):
 
 
 class DiffusionClassifier(Classifier):
-    """DiDiCM: a score network, the process it was trained with, and how to sample from it."""
+    """DiDiCM: a score network, the process it was trained with, and how to sample from it.
+
+    `mask` is the share of the training in which the label is masked and the network asked without one. Method
+    `readout` then is that question.
+    """
 
     sampler: Sampler
     numbers_per_draw = 4  # one for the time, three for the noisy label
@@ -114,6 +119,7 @@ class DiffusionClassifier(Classifier):
         label_proposal: float = 0.0,
         time_sampling: TimeSampling = "uniform",
         stratified_time: bool = False,
+        mask: float = 0.0,
     ) -> None:
         if not isinstance(model, ScoreFunction):
             raise UserError(
@@ -126,10 +132,17 @@ class DiffusionClassifier(Classifier):
         self.label_proposal = label_proposal
         self.time_sampling: TimeSampling = coerce(time_sampling, TimeSampling, "time_sampling")
         self.stratified_time = stratified_time
+        self.mask: float = coerce(mask, Annotated[float, Range(0, 1)], "mask")
         if self.process.num_classes != self.num_classes:
             raise ValueError(f"the model has {self.num_classes} classes, the process {self.process.num_classes}")
         if not 0 <= label_proposal < 1:
             raise ValueError(f"label_proposal must lie in [0, 1), got {label_proposal}")
+        if mask and not isinstance(model, ScoreModel):
+            raise UserError(
+                f"mask {mask:g} asks the network without a label, which {type(model).__name__} cannot answer: "
+                "leave it out, or derive the network from didicm.models.ScoreModel"
+            )
+        self._check_sampler(self.sampler)
 
     def random_numbers(self, images: int, generator: torch.Generator | None = None) -> Tensor:
         """As of any classifier; with `stratified_time` the times of a batch are evenly spaced from a random start.
@@ -147,38 +160,55 @@ class DiffusionClassifier(Classifier):
 
         A label that is not the image's own is rare at little noise, and its loss then large. Drawing at least
         `label_proposal` of the labels from all classes, with weights that keep the mean as it is, evens that out.
+
+        A share `mask` of the draws follows the process that masks labels instead: its loss is the cross-entropy of
+        the answer without a label.
         """
         rows = torch.arange(len(image), device=image.device).repeat_interleave(self.draws_per_image)
         target, u = target[rows], u.flatten(0, 1)
-        t, weight = sample_time(u[:, 0], self.time_sampling)
+        masked, u_time = u[:, 0] < self.mask, u[:, 0]
+        if self.mask:  # what is left of the number is uniform again
+            u_time = ((u_time - self.mask) / max(1 - self.mask, 1e-9)).clamp(0, 1)
+        t, weight = sample_time(u_time, self.time_sampling)
         label_proposal = self.process.schedule.lost(t).clamp_min(self.label_proposal)
         label = self.process.sample_label(target, t, u[:, 1:], label_proposal)
         features = self._network.encode(image)
         if self.draws_per_image > 1:
             features = index_features(features, rows)
-        log_score = self._network.score(features, label, self.process.schedule.total(t))
+        asked = torch.where(masked, NO_LABEL, label) if self.mask else label
+        log_score = self._network.score(features, asked, self.process.schedule.total(t))
         losses = score_entropy(log_score, label, target, t, self.process)
         if self.label_proposal:
             losses = losses * self.process.label_weight(target, label, t, label_proposal)
         if weight is not None:
             losses = losses * weight
+        if self.mask:
+            losses = torch.where(masked, F.cross_entropy(log_score, target, reduction="none"), losses)
         return losses.view(len(image), -1).mean(1)
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
         sampler = self.sampler.changed(**settings) if settings else self.sampler
+        self._check_sampler(sampler)
         network = _Remembering(self._network)
-        found = sampler(network, image, self.process, callback, self.views)
+        found = sampler(network, image, self.process, callback, self.views, masked=self.mask > 0)
         return Posterior(found.probs, found.nfe, found.calls, _pooled(network.features))
 
     def resolve(self, **settings: Any) -> tuple[Sampler, dict[str, Any]]:
         sampler = self.sampler.changed(**settings)
+        self._check_sampler(sampler)
         if sampler.views > 1:
             allowed(self.views)
         return sampler, sampler.identity()
 
     def multiply_adds(self, size: int, calls: float, **settings: Any) -> int:
         return cost(self.model, size).total(calls, self.sampler.changed(**settings).encodings)
+
+    def _check_sampler(self, sampler: Sampler) -> None:
+        if self.mask == 1 and sampler.method != "readout":
+            raise UserError(
+                "with mask 1 a network has learnt its answer without a label alone: set sampler readout"
+            )
 
     @property
     def _network(self) -> ScoreFunction:

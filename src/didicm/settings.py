@@ -131,6 +131,8 @@ class TrainConfig(Settings):
         label_proposal: least share of noisy labels drawn from all classes, with importance weights; 0 is the paper
         time_sampling: uniform as in the paper, or squared: more draws at little noise, with importance weights
         stratified_time: space the times of a batch evenly instead of drawing each by itself
+        mask: share of the draws whose label is masked, which train the answer without a label by cross-entropy: 0
+            is DiDiCM, 1 a standard classifier (with sampler.method readout)
         fraction: of the training images, the same of every class; a whole number from 2 is so many per class
         label_noise: share of training labels to replace by wrong ones, or a table with a confusion matrix: the
             true class in column label, and how often it is labelled as each class; validation labels stay right
@@ -154,6 +156,7 @@ class TrainConfig(Settings):
     label_proposal: Annotated[float, Range(0, 1)] = 0.0
     time_sampling: TimeSampling = "uniform"
     stratified_time: bool = False
+    mask: Annotated[float, Range(0, 1)] = 0.0
     sampler: Sampler = field(default_factory=Sampler)
     image: ImageConfig = field(default_factory=ImageConfig)
     augment: Augment = field(default_factory=Augment)

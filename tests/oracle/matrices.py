@@ -92,3 +92,23 @@ def expected_score_entropy(log_q_hat: Tensor, q: Tensor, sigma: float) -> Tensor
     """`score_entropy` averaged over every noisy label j ~ q, for a network that does not see j."""
     losses = [score_entropy(log_q_hat - log_q_hat[j], q, j, sigma) for j in range(len(q))]
     return (q * torch.stack(losses)).sum()
+
+
+def redrawn_loss(target: Tensor, guess: Tensor, redraw: Tensor, total: float, rate: float) -> Tensor:
+    """Expected score entropy of a process on any states, whose state is redrawn from `redraw` at `rate`.
+
+    `target` and `guess` are the true and the believed distribution of the clean state.
+    """
+    n = len(target)
+    R = torch.outer(redraw, torch.ones(n, dtype=DOUBLE)) - torch.eye(n, dtype=DOUBLE)
+    forward = torch.linalg.matrix_exp(total * R)
+    q, q_hat = forward @ target, forward @ guess
+    loss = torch.zeros((), dtype=DOUBLE)
+    for j in range(n):
+        for i in range(n):
+            into_j = rate * R[j, i]
+            if i == j or into_j == 0 or q_hat[i] == 0:  # nothing leads there, neither in truth nor in belief
+                continue
+            s, s_hat = q[i] / q[j], q_hat[i] / q_hat[j]
+            loss = loss + q[j] * into_j * (s_hat - torch.xlogy(s, s_hat) + torch.xlogy(s, s) - s)
+    return loss

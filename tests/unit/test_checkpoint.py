@@ -45,6 +45,7 @@ def classifiers():
             label_proposal=0.5,
             time_sampling="squared",
             stratified_time=True,
+            mask=0.5,
         ),
         "standard": StandardClassifier(baseline, "binary-cross-entropy"),
         "marginal": StandardClassifier(baseline, "marginal", UniformProcess(4, Geometric(1e-4, 30.0)), 2),
@@ -77,6 +78,7 @@ def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
         "label_proposal",
         "time_sampling",
         "stratified_time",
+        "mask",
     ):
         assert getattr(again, key, None) == getattr(classifier, key, None)
     image = torch.randn(3, classifier.in_chans, 16, 16)

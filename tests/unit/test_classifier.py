@@ -46,6 +46,7 @@ ALL = {
     "posterior": lambda: diffusion(parameterization="posterior"),
     "draws": lambda: diffusion(draws_per_image=3, label_proposal=0.5),
     "times": lambda: diffusion(time_sampling="squared", stratified_time=True, draws_per_image=2),
+    "masked": lambda: diffusion(mask=0.5, parameterization="posterior"),
     "backbone": lambda: backbone(draws_per_image=4),
     "cross-entropy": standard,
     "generalized-cross-entropy": lambda: standard("generalized-cross-entropy"),
@@ -226,6 +227,43 @@ def test_stratified_times_are_evenly_spaced_and_each_is_uniform():
     counts = torch.histc(times[:, 3, 1], 5, 0, 1)  # of one image over batches
     assert (counts - 100).abs().max() < 40
     assert torch.equal(stratified[..., 1:], usual[..., 1:])  # labels are drawn as ever
+
+
+@pytest.mark.parametrize("make", [diffusion, backbone])
+def test_masked_labels_lead_from_diffusion_to_cross_entropy(make):
+    """Draw by draw: a share `mask` of the numbers are a standard classifier's, the others those of DiDiCM."""
+    image, target = batch(pixels=16)
+    target = 0.8 * target + 0.2 / 5
+    u = torch.rand(4, 1, 4)
+    u[:, 0, 0] = torch.tensor([0.0, 0.29, 0.3, 0.9])
+    plain, mixed = make().eval(), make(mask=0.3).eval()
+    only = make(mask=1.0, sampler=Sampler("readout")).eval()
+    with torch.no_grad():
+        logits = only.model.score(only.model.encode(image), torch.full((4,), -1), torch.ones(4))
+        cross_entropy = F.cross_entropy(logits, target, reduction="none")
+        assert torch.allclose(only.losses(image, target, u), cross_entropy, atol=1e-6)
+        assert torch.allclose(only(image), logits.softmax(-1), atol=1e-6)
+        rest = u.clone()
+        rest[2:, 0, 0] = torch.tensor([0.0, (0.9 - 0.3) / 0.7])
+        expected = torch.cat([cross_entropy[:2], plain.losses(image, target, rest)[2:]])
+        assert torch.allclose(mixed.losses(image, target, u), expected, rtol=1e-3)
+        assert torch.equal(make(mask=0.0).eval().losses(image, target, u), plain.losses(image, target, u))
+
+
+@pytest.mark.parametrize("make", [diffusion, lambda **s: diffusion(parameterization="posterior", **s), backbone])
+def test_one_call_of_a_network_with_masked_labels_asks_without_one(make):
+    classifier, (image, _) = make(mask=0.5).eval(), batch()
+    for name in ("project.weight", "condition.label.weight"):
+        torch.nn.init.normal_(classifier.model.get_parameter(name))
+    features, label = classifier.model.encode(image), torch.tensor([-1, 2, -1, 0])
+    total = torch.tensor([0.1, 1.0, 5.0, 2.0])
+    mixed = classifier.model.score(features, label, total)
+    once = classifier.posterior(image, method="readout")
+    assert once.nfe == 1
+    assert torch.allclose(mixed.softmax(-1)[::2], once.probs[::2], atol=1e-6)  # no noise either
+    assert not torch.allclose(mixed.softmax(-1)[1::2], once.probs[1::2], atol=1e-3)
+    assert mixed[1, 2] == mixed[3, 0] == 0
+    assert classifier.posterior(image).nfe == 8
 
 
 @pytest.mark.parametrize("parameterization", ["score", "posterior"])
@@ -436,6 +474,9 @@ def test_networks_of_ones_own_are_welcome():
         (lambda: diffusion(draws_per_image=0), "draws_per_image must be at least 1"),
         (lambda: diffusion(label_proposal=1.0), "label_proposal must lie in"),
         (lambda: diffusion(time_sampling="cubed"), "time_sampling must be one of uniform, squared"),
+        (lambda: diffusion(mask=1.5), r"mask must be .*1\.5"),
+        (lambda: diffusion(mask=1), "with mask 1 .* set sampler readout"),
+        (lambda: DiffusionClassifier(OwnScore(), mask=0.5), "OwnScore cannot answer: leave it out"),
         (lambda: Ensemble([]), "needs members"),
         (lambda: Ensemble([diffusion(), DiffusionClassifier(create_model("didirn8"))]), "same ones"),
         (lambda: Sampler("ddim"), "method must be one of cp, cl, readout"),

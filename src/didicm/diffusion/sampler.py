@@ -55,14 +55,20 @@ class Sampler(Settings):
         process: UniformProcess,
         callback: Callback | None = None,
         make_views: Views | None = None,
+        masked: bool = False,
     ) -> Posterior:
-        """Sample the posterior of images (B, C, H, W); `make_views` are those that the model was trained with."""
+        """Sample the posterior of images (B, C, H, W).
+
+        `make_views` are the views that the model was trained with, `masked` says whether labels were masked, too.
+        """
         settings = {name: getattr(self, name) for name in _READS[self.method]}
         sample, views = _METHODS[self.method], settings.pop("views")
         if settings.pop("tolerance", 0.0):
             sample = partial(sample_until_settled, tolerance=self.tolerance)
         elif views > 1:
             settings["views"] = allowed(make_views)(image, self.encodings, self.seed)
+        if self.method == "readout":
+            settings["masked"] = masked
         return sample(model, image, process, callback=callback, **settings)
 
     def changed(self, **settings: Any) -> "Sampler":

@@ -19,6 +19,7 @@ from torch import Tensor
 from didicm.diffusion.process import UniformProcess, normalise
 from didicm.diffusion.random import ImageRandom, sample_categorical
 from didicm.diffusion.solver import (
+    NO_LABEL,
     Interval,
     ScoreFunction,
     Scores,
@@ -66,17 +67,22 @@ def readout(
     process: UniformProcess,
     *,
     time: float = 0.5,
+    masked: bool = False,
     views: Sequence[Tensor] = (),
     callback: Callback | None = None,
 ) -> Posterior:
-    """Read the clean posterior from one network call at `time`, or the mean of several from one call per view."""
+    """Read the clean posterior from one network call at `time`, or the mean of several from one call per view.
+
+    A network that was trained with `masked` labels is asked without one: its answer has no noise to undo.
+    """
     t = process.schedule.at(coerce(time, Fraction, "time"))
     score, calls = Scores(model, image, process, views), max(1, len(views))
-    label = torch.zeros(image.shape[0], dtype=torch.long, device=image.device)
+    label = torch.full((image.shape[0],), NO_LABEL if masked else 0, device=image.device)
     found = []
     for view in range(calls):
         score.look(view)
-        found.append(process.clean_posterior(score(label, t), t))
+        log_score = score(label, t)
+        found.append(log_score.softmax(-1) if masked else process.clean_posterior(log_score, t))
     p = found[0] if calls == 1 else torch.stack(found).mean(0)
     if callback:
         callback(Step(0.0, p, label.unsqueeze(-1)))

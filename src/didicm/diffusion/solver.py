@@ -27,6 +27,7 @@ Solver: TypeAlias = Literal["exact", "euler", "official"]
 ScoreTime: TypeAlias = Literal["start", "midpoint"]
 
 OFFICIAL_EPS = 1e-5
+NO_LABEL = -1  # in the place of a label: asks for the clean posterior itself, of networks that can answer that
 
 
 @runtime_checkable

@@ -39,6 +39,7 @@ LATER = {
     "label_noise": 0.0,
     "time_sampling": "uniform",
     "stratified_time": False,
+    "mask": 0.0,
 }
 MOST_RUNS = 100_000  # of a study
 Trials = Annotated[int, Range(0, 1000)]

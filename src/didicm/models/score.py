@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from didicm.diffusion import Features
 from didicm.diffusion.process import at_least_float32, log_marginal
+from didicm.diffusion.solver import NO_LABEL
 from didicm.models.resnet import Architecture, Block, StemKind, Trunk
 from didicm.values import Range, coerce
 
@@ -31,6 +32,8 @@ class ScoreModel(nn.Module):
     - "score": the log-scores themselves (the paper).
     - "posterior": logits of the clean posterior, from which the log-scores follow. Every noise level then
       speaks about the same quantity, and one call already is an estimate of the posterior.
+
+    At the label `NO_LABEL` both are logits of the clean posterior, whatever the noise.
     """
 
     num_classes: int
@@ -50,12 +53,12 @@ class ScoreModel(nn.Module):
         raise NotImplementedError
 
     def score(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
-        """Log-scores (B, K) in float32 or better, exactly 0 at `label` (B,)."""
+        """Log-scores (B, K) in float32 or better, exactly 0 at `label` (B,); without a label, logits."""
         outputs, label = at_least_float32(self.outputs(features, label, total)), label.unsqueeze(-1)
         if self.parameterization == "score":
-            return outputs.scatter(-1, label, 0.0)
+            return outputs.masked_fill(torch.arange(self.num_classes, device=label.device) == label, 0.0)
         log_q = log_marginal(outputs.log_softmax(-1), total)
-        return log_q - log_q.gather(-1, label)
+        return torch.where(label == NO_LABEL, outputs, log_q - log_q.gather(-1, label.clamp_min(0)))
 
     def forward(self, image: Tensor, label: Tensor, total: Tensor) -> Tensor:
         return self.score(self.encode(image), label, total)
@@ -65,7 +68,7 @@ class Condition(nn.Module):
     """Sum of a label embedding and an embedding of the total noise, (B, WIDTH).
 
     Total noise spans 1e-5 to 7: as it is (`linear`, the paper), its waves hardly move below 0.1; the logarithm of
-    its odds (`log`, as in EDM) spreads all of it.
+    its odds (`log`, as in EDM) spreads all of it. Without a label there is no condition: it is zero.
     """
 
     wave: Tensor
@@ -87,8 +90,8 @@ class Condition(nn.Module):
             total = total.clamp_min(LEAST_TOTAL)
             total = LOG_SCALE * (total + torch.log(-torch.expm1(-total)))
         angle = total.to(self.wave.dtype).unsqueeze(-1) * self.wave
-        embedded: Tensor = self.label(label) + self.noise(torch.cat([angle.cos(), angle.sin()], -1))
-        return embedded
+        embedded: Tensor = self.label(label.clamp_min(0)) + self.noise(torch.cat([angle.cos(), angle.sin()], -1))
+        return embedded.masked_fill((label == NO_LABEL).unsqueeze(-1), 0.0)
 
 
 class DiDiRN(Trunk, ScoreModel):

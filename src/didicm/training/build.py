@@ -132,6 +132,7 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int, *, fr
             config.label_proposal,
             config.time_sampling,
             config.stratified_time,
+            config.mask,
         )
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error

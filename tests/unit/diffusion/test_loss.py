@@ -261,3 +261,25 @@ def test_squared_times_lie_at_little_noise_and_stay_within_bounds():
     t, weight = sample_time(torch.tensor([0.0, 0.5, 1.0]), "squared")
     assert torch.allclose(t, torch.tensor([1e-5, 0.25, 1.0]), rtol=1e-4)
     assert weight.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_process_that_masks_or_redraws_leads_from_cross_entropy_to_score_entropy():
+    """Brute force on K + 1 states: if all redraws are masks it integrates to cross-entropy, if none, to ours."""
+    torch.manual_seed(0)
+    K, points = 4, 400
+    target, guess = torch.randn(2, K, dtype=torch.float64).softmax(-1)
+    process = UniformProcess(K, LogLinear(1e-3))
+
+    def loss(mask, t):
+        redraw = torch.cat([torch.full((K,), (1 - mask) / K), tensor([mask])]).double()
+        noise, none = process.schedule.at(t), torch.zeros(1, dtype=torch.float64)
+        states = torch.cat([target, none]), torch.cat([guess, none])
+        return matrices.redrawn_loss(*states, redraw, noise.total, noise.rate)
+
+    times = [(i + 0.5) / points for i in range(points)]
+    integral = sum(loss(1.0, t) for t in times) / points
+    divergence = (target * (target / guess).log()).sum()  # cross-entropy without the entropy of the target
+    assert torch.allclose(integral, (1 - process.schedule.at(1.0).keep) * divergence, rtol=1e-6)
+    for t in (0.1, 0.5, 0.9):
+        log_q = process.marginal(guess[None], tensor([t])).log()
+        assert torch.allclose(loss(0.0, t), marginal_score_entropy(log_q, target[None], tensor([t]), process)[0])

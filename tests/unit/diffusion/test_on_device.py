@@ -19,6 +19,7 @@ NETWORKS = {
     "score": lambda: create_model("didirn8", **TRUNK),
     "posterior": lambda: create_model("didirn8", layout="official", parameterization="posterior", **TRUNK),
     "backbone": lambda: create_model("backbone_score", backbone="resnet10t", **SMALL),
+    "masked": lambda: create_model("didirn8", noise_embedding="log", **TRUNK),
     "standard": lambda: create_model("didirn8_baseline", **TRUNK),
 }
 CP = [
@@ -42,7 +43,8 @@ def make_classifier():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         if kind == "standard":
             return StandardClassifier(model).eval()
-        return DiffusionClassifier(model, sampler=sampler or Sampler(steps=2)).eval()
+        mask = 0.5 if kind == "masked" else 0.0
+        return DiffusionClassifier(model, sampler=sampler or Sampler(steps=2), mask=mask).eval()
 
     return make
 
@@ -110,7 +112,12 @@ def test_the_one_check_names_the_step(make_classifier, images, select, value, br
 
 @pytest.mark.parametrize(
     ("kind", "sampler"),
-    [*(("score", sampler) for sampler in [*CP, *OTHERS]), ("posterior", Sampler()), ("backbone", Sampler())],
+    [
+        *(("score", sampler) for sampler in [*CP, *OTHERS]),
+        ("posterior", Sampler()),
+        ("backbone", Sampler()),
+        ("masked", Sampler("readout")),
+    ],
     ids=str,
 )
 def test_no_tensor_is_float64(make_classifier, images, kind, sampler):
