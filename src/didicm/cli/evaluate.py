@@ -36,7 +36,8 @@ PLAIN = {
     "cal/aECE": ("the same, in bins of equal mass", True),
     "cal/cwECE": ("the same, class by class", True),
     "sc/AURC": ("area under risk over coverage", False),
-    "sc/AUGRC": ("the same, generalised risk", False),
+    "sc/AURC-pNorm": ("the same, by logit-normalised confidence", False),
+    "sc/AUGRC": ("area under generalised risk over coverage", False),
     "sc/Cov@5Risk": ("images that can be answered with 5 % errors", True),
     "sc/Cov@1Risk": ("images that can be answered with 1 % errors", True),
 }

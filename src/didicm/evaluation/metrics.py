@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from didicm.errors import UserError
-from didicm.evaluation.selective import Ranking
+from didicm.evaluation.selective import Ranking, normalized_confidence
 
 # Least probability that NLL and temperature scaling see: a zero costs 87.3 nats, not infinitely many.
 TINY = torch.finfo(torch.float32).tiny
@@ -31,7 +31,8 @@ def evaluate_probs(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> dict[s
     `cal/ECE`: gap of top-1 confidence and accuracy over bins of equal width; `cal/aECE`: of equal mass;
     `cal/cwECE`: equal width, for the probability of each class, averaged over the classes.
     `sc/AURC`, `sc/AUGRC`: areas under the risk-coverage curve and its generalised form; images of equal
-    confidence count with their expectation over random order.
+    confidence count with their expectation over random order. `sc/AURC-pNorm`: the first with logit-normalised
+    confidence, which label smoothing does not spoil; see `normalized_confidence`.
     `sc/Cov@5Risk`, `sc/Cov@1Risk`: the largest share of images that a threshold on the confidence can answer with
     at most that share of errors among the answers; 0 if there is none.
     """
@@ -101,6 +102,7 @@ class Summary:
 
     values: dict[str, Tensor]  # (N,) each: metrics that are plain means over images
     ranking: Ranking
+    normalized: Ranking  # by logit-normalised confidence
     top_gap: Tensor  # (N, bins): confidence minus correctness, in the column of its bin
     low_gap: Tensor  # (N, K): probability minus truth where it falls in the first bin, else 0
     high_gap: Tensor  # (classes and bins, N), sparse: the same in all other bins
@@ -131,7 +133,9 @@ class Summary:
             torch.stack([at, image]), gap[image, label], (len(column), len(probs)), check_invariants=True
         ).coalesce()
         gap[image, label] = 0
-        return cls(values, Ranking.of(confidence, correct), top_gap, gap, high_gap)
+        ranking = Ranking.of(confidence, correct)
+        normalized = Ranking.of(normalized_confidence(probs, TINY), correct)
+        return cls(values, ranking, normalized, top_gap, gap, high_gap)
 
     @property
     def num_images(self) -> int:
@@ -151,6 +155,7 @@ class Summary:
             "cal/aECE": curve.adaptive_error(self.top_gap.shape[1]),
             "cal/cwECE": classwise / (n * num_classes),
             "sc/AURC": curve.aurc(),
+            "sc/AURC-pNorm": self.normalized.curve(weights).aurc(),
             "sc/AUGRC": curve.augrc(),
             **{name: curve.coverage_at(risk) for name, risk in RISKS.items()},
         }

@@ -12,7 +12,13 @@ from didicm.experiments.spec import Condition, Method, Study
 LEVEL = 0.95
 MINUS = "\N{MINUS SIGN}"
 
-_NAMES = {"cls/Acc": "top-1", "cls/Acc5": "top-5", "cal/ECE": "ECE", "sc/AURC": "AURC"}  # all in per cent
+_NAMES = {  # all in per cent
+    "cls/Acc": "top-1",
+    "cls/Acc5": "top-5",
+    "cal/ECE": "ECE",
+    "sc/AURC": "AURC",
+    "sc/AURC-pNorm": "AURC, normalised",
+}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Estimate, Metric
 from didicm.text import readable
 
 BRIER, ECE, AURC = "cls/Brier", "cal/ECE", "sc/AURC"
-METRICS = (TOP1, NLL, SCALED_NLL, Metric(BRIER, True), Metric(ECE), Metric(ECE, True), Metric(AURC, True))
+NORMALIZED_AURC = Metric("sc/AURC-pNorm")
+METRICS = (
+    TOP1, NLL, SCALED_NLL, Metric(BRIER, True), Metric(ECE), Metric(ECE, True), Metric(AURC, True), NORMALIZED_AURC
+)  # fmt: skip
 SPREAD = "mean over the seeds ± half of its 95 % interval, where there are several; T: temperature-scaled"
 
 
@@ -77,9 +80,13 @@ def main_table(rows: Rows) -> Table:
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
     if any(m.scaled for m in metrics):
         note += "; T: temperature-scaled (fitted on held-out training images)"
+    if NORMALIZED_AURC in metrics:
+        note += "; normalised: confidence by normalised logits, which label smoothing does not spoil"
     note += "; M: millions of multiply-adds per image"
     header = ["", *(m.heading for m in metrics), "calls", "M"]
-    return Table("Test images", header, body, note, ("Brier, T", "AURC, T %", "ECE %", "NLL", "M"))
+    return Table(
+        "Test images", header, body, note, ("Brier, T", NORMALIZED_AURC.heading, "AURC, T %", "ECE %", "NLL", "M")
+    )
 
 
 def difference_table(rows: Rows) -> Table:

@@ -16,7 +16,7 @@ from tests.oracle.simulated import posteriors, simulate
 TINY_COST = -math.log(torch.finfo(torch.float32).tiny)
 NAMES = {
     *("cls/Acc", "cls/Acc5", "cls/NLL", "cls/Brier", "cls/Entropy", "cal/ECE", "cal/aECE", "cal/cwECE"),
-    *("sc/AURC", "sc/AUGRC", "sc/Cov@5Risk", "sc/Cov@1Risk"),
+    *("sc/AURC", "sc/AURC-pNorm", "sc/AUGRC", "sc/Cov@5Risk", "sc/Cov@1Risk"),
 }
 
 
@@ -59,6 +59,37 @@ def test_selective_metrics_agree_with_curves_drawn_point_by_point():
     assert found["sc/AUGRC"] == pytest.approx(sk.auc(share, risk * share) / (1 - 1 / 501))
     assert found["sc/Cov@5Risk"] == share[risk <= 0.05].max()
     assert found["sc/Cov@1Risk"] == share[risk <= 0.01].max()
+
+
+def test_logit_normalised_confidence_agrees_with_an_image_by_image_count():
+    probs, labels = simulate(301, 6, seed=2)
+    confidence = []
+    for row in probs.tolist():
+        logits = [math.log(x) for x in row]
+        mean = sum(logits) / len(logits)
+        norm = sum(abs(z - mean) ** 4 for z in logits) ** (1 / 4)
+        confidence.append((max(logits) - mean) / norm)
+    order = np.argsort(confidence)[::-1]
+    wrong = (probs.argmax(1) != labels).numpy()[order]
+    answered = np.arange(1, 302)
+    expected = sk.auc(answered / 301, wrong.cumsum() / answered) / (1 - 1 / 301)
+    assert evaluate_probs(probs, labels)["sc/AURC-pNorm"] == pytest.approx(expected)
+
+
+def test_logit_normalised_confidence_knows_no_temperature_and_leaves_two_classes_alone():
+    probs, labels = simulate(400, 5, seed=3)
+    sharper = torch.nn.functional.normalize(probs.double() ** 3, p=1, dim=-1)
+    found = [evaluate_probs(p, labels)["sc/AURC-pNorm"] for p in (probs.double(), sharper)]
+    assert found[0] == pytest.approx(found[1])
+    two = evaluate_probs(*simulate(100, 2, seed=4))
+    assert two["sc/AURC-pNorm"] == two["sc/AURC"]
+
+
+def test_posteriors_that_say_nothing_or_all_have_a_logit_normalised_confidence():
+    certain = torch.eye(4)[torch.tensor([0, 1, 2, 3])]
+    probs, labels = torch.cat([certain, torch.full((4, 4), 0.25)]), torch.tensor([0, 1, 2, 3, 1, 2, 3, 1])
+    found = evaluate_probs(probs, labels)  # the certain ones are right and come first, all equal
+    assert found["sc/AURC-pNorm"] == found["sc/AURC"]
 
 
 def test_a_case_by_hand():
