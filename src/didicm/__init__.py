@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from didicm.diffusion import UniformProcess as UniformProcess
     from didicm.errors import UserError as UserError
     from didicm.evaluation.assess import evaluate as evaluate
+    from didicm.evaluation.ensemble import ensemble as ensemble
     from didicm.evaluation.fitting import calibrate as calibrate
     from didicm.evaluation.shift import evaluate_shift as evaluate_shift
     from didicm.inference.bulk import predict as predict
@@ -49,6 +50,7 @@ _HOME = {
     "calibrate": "evaluation.fitting",
     "compare": "cli.compare",
     "create_model": "models",
+    "ensemble": "evaluation.ensemble",
     "evaluate": "evaluation.assess",
     "evaluate_shift": "evaluation.shift",
     "export": "inference.export",

@@ -140,6 +140,8 @@ class TrainConfig(Settings):
         corrupt_train: such as noise:3 or blur:2+jpeg:4
         batch_size: images per step over all processes
         accumulate: split a step's batch into so many parts, to save memory
+        data_seed: decides which images are held out, the subset and the label noise, so that runs with other seeds
+            see the same images; by default the seed
     """
 
     data: str = ""
@@ -171,7 +173,13 @@ class TrainConfig(Settings):
     accumulate: Natural = 1
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     seed: Count = 0
+    data_seed: Count | None = None
     run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def image_seed(self) -> int:
+        """The seed that chooses the images."""
+        return self.seed if self.data_seed is None else self.data_seed
 
 
 # Recipes

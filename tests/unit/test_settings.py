@@ -135,11 +135,11 @@ ZERO = {
     "feature_views", "label_noise", "label_proposal", "sampler.seed", "sampler.tolerance", "augment.pad",
     "augment.hflip", "augment.color_jitter",
     "augment.mixup", "augment.cutmix", "augment.label_smoothing", "optimizer.weight_decay",
-    "optimizer.warmup_epochs", "optimizer.ema", "optimizer.momentum", "seed", "run.workers", "run.save_seconds",
-    "run.log_seconds",
+    "optimizer.warmup_epochs", "optimizer.ema", "optimizer.momentum", "seed", "data_seed", "run.workers",
+    "run.save_seconds", "run.log_seconds",
 }  # fmt: skip
 LARGE = {
-    "sampler.seed", "sampler.chunk", "seed", "batch_size", "accumulate", "optimizer.warmup_epochs",
+    "sampler.seed", "sampler.chunk", "seed", "data_seed", "batch_size", "accumulate", "optimizer.warmup_epochs",
     "optimizer.clip", "run.validate_epochs", "run.save_seconds", "run.log_seconds",
 }  # fmt: skip
 
@@ -154,7 +154,11 @@ def test_every_setting_has_a_range(name):
             or (kind == Mapping[str, Any] and value == {})
             or (name in ZERO and value == 0)
             or (name in LARGE and value == 10**12)
-            or (name in LARGE and kind not in (Count, Natural, Natural | None) and value in (10**30, 1e99))
+            or (
+                name in LARGE
+                and kind not in (Count, Count | None, Natural, Natural | None)
+                and value in (10**30, 1e99)
+            )
         )
         if may:
             override(TrainConfig(), {name: value})

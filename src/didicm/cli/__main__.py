@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "measure a model on labelled images",
     "calibrate": "fit a temperature and conformal sets on held-out images",
     "predict": "say what is on images, and how sure that is",
+    "ensemble": "make one model of several",
     "export": "write a model as one ONNX file that runs without PyTorch",
     "serve": "answer over HTTP, with a page to try the model",
     "push": "upload a model to the Hugging Face hub, with a card",

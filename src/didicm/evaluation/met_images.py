@@ -105,7 +105,7 @@ def _training_data(model: StoredModel) -> Data | None:
             channels=model.transform.channels,
             strict=False,
         )
-        return hold_out(data, trained.val_fraction, trained.seed)
+        return hold_out(data, trained.val_fraction, trained.image_seed)
     except DataError:
         return None
 

@@ -82,7 +82,7 @@ class StoredModel:
         data = open_data(uri, **asked, channels=self.transform.channels, strict=False)
         images, described = data.train, f"all of {uri}"
         if trained is not None and data.val is None:
-            data = hold_out(data, trained.val_fraction, trained.seed)
+            data = hold_out(data, trained.val_fraction, trained.image_seed)
             images, described = data.val or images, f"held out from training on {uri}"
         elif data.val is not None:
             images, described = data.val, f"validation split of {uri}"

@@ -105,7 +105,7 @@ def prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageSe
     test = components.val if run.trial is None else components.val.select(np.arange(0))
     if run.held_out:
         train = components.train
-        kept, held = stratified_split(train.labels, run.held_out, run.config.seed, train.groups)
+        kept, held = stratified_split(train.labels, run.held_out, run.config.image_seed, train.groups)
         components = replace(components, train=train.select(kept), val=train.select(held))
     devices = run.config.run.devices
     check_batches(run.config, components, devices if isinstance(devices, int) else 1)

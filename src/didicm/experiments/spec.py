@@ -37,6 +37,7 @@ LATER = {
     "labels": None,
     "group_by": None,
     "label_noise": 0.0,
+    "data_seed": None,
     "time_sampling": "uniform",
     "stratified_time": False,
     "mask": 0.0,

@@ -75,12 +75,12 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
         config.data, labels=config.labels, group_by=config.group_by, channels=image.channels or 3, index=index
     )
     transform = find_transform(data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation)
-    data = hold_out(data.with_channels(transform.channels), config.val_fraction, config.seed)
+    data = hold_out(data.with_channels(transform.channels), config.val_fraction, config.image_seed)
     assert data.val is not None
-    chosen = subset(data.train.labels, config.fraction, config.seed)
+    chosen = subset(data.train.labels, config.fraction, config.image_seed)
     train = data.train.select(chosen)
     if config.label_noise:  # of all, so that a part of them has the same wrong labels
-        train.labels = noisy_labels(data.train, config.label_noise, config.seed)[chosen]
+        train.labels = noisy_labels(data.train, config.label_noise, config.image_seed)[chosen]
     weight, images = None, train.class_counts
     if config.balance == "weights":
         counts = images.clip(min=1)

@@ -162,3 +162,18 @@ def test_label_noise_is_of_training_labels_alone(tmp_path, tiny_config):
     part = build(tiny_config(tmp_path / "run", label_noise=0.4, fraction=0.1))
     whole = {high.train.name(i): high.train.labels[i] for i in range(len(high.train))}
     assert all(whole[part.train.name(i)] == part.train.labels[i] for i in range(len(part.train)))
+
+
+def test_other_seeds_can_see_the_same_images():
+    """Members of a deep ensemble differ in weights and order, not in what there is to learn."""
+
+    def seen(**changes):
+        made = build(config(label_noise=0.3, **changes))
+        names = [made.train.name(i) for i in range(len(made.train))]
+        return names, made.train.labels.tolist(), made.classifier.model.state_dict()["stem.conv.weight"]
+
+    one, other, apart = seen(seed=0), seen(seed=1, data_seed=0), seen(seed=1)
+    assert one[:2] == other[:2]
+    assert one[:2] != apart[:2]
+    assert (one[2] != other[2]).any()
+    assert torch.equal(other[2], apart[2])
