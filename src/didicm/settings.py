@@ -11,6 +11,7 @@ from didicm import files
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
 from didicm.data.label_noise import LabelNoise
+from didicm.data.many_channels import MOST_CHANNELS
 from didicm.data.transforms import CropPct, Interpolation
 from didicm.diffusion.loss import TimeSampling
 from didicm.errors import UserError, did_you_mean
@@ -45,14 +46,14 @@ class ImageConfig(Settings):
 
     Args:
         size: pixels; by default the images' own size, at most `limit`
-        channels: 1 or 3; by default grey if all images are
+        channels: 1 (grey), 3 (RGB), or as many as the images have; by default what these are
         crop_pct: evaluation keeps this fraction of the shorter side; 1 keeps the border
     """
 
     prefix = "image."
     size: Pixels | None = None
     limit: Pixels = 224
-    channels: Literal[1, 3] | None = None
+    channels: Annotated[int, Range(1, MOST_CHANNELS)] | None = None
     crop_pct: CropPct = 0.875
     interpolation: Interpolation = "bicubic"
 

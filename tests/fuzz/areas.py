@@ -46,6 +46,7 @@ from didicm.report.verdict import verdict
 from didicm.settings import RECIPES, TrainConfig, read_yaml, to_yaml
 from didicm.values import override, setting_types
 from tests.fuzz.mutate import mutate_arguments, mutate_bytes, mutate_plain
+from tests.oracle.tiff import tiff_bytes
 
 ACCEPTED, REFUSED = "accepted", "refused"
 NAMES = ["ant", "bee", "cat"]
@@ -80,19 +81,21 @@ class Images(Area):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._files = list(_image_files())
-        self._transform = EvalTransform(16, 3)
+        self._files = [(content, 3) for content in _image_files()] + [(content, 5) for content in _many_channels()]
+        even = {"mean": (0.5,) * 5, "std": (0.5,) * 5}
+        self._transforms = {3: EvalTransform(16, 3), 5: EvalTransform(16, 5, **even)}
         self._path = folder_made(folder / "class") / "image.jpg"
         self._path.touch()
         self._images = FolderSet(folder)
 
     def attack(self, rng: Random) -> None:
-        content = mutate_bytes(rng.choice(self._files), rng)
+        content, channels = rng.choice(self._files)
+        content, transform = mutate_bytes(content, rng), self._transforms[channels]
         self._path.write_bytes(content)
-        seen = self._transform(self._images.load(0))
-        assert seen.shape == (3, 16, 16)
+        seen = transform(self._images.with_channels(channels).load(0))
+        assert seen.shape == (channels, 16, 16)
         assert bool(seen.isfinite().all())
-        assert torch.equal(seen, self._transform(open_image(content))), "another image from its bytes"
+        assert torch.equal(seen, transform(open_image(content))), "another image from its bytes"
 
 
 class Models(Area):
@@ -350,6 +353,17 @@ def _image_files() -> Iterator[bytes]:
         image.save(file, file_format, **options)
         yield file.getvalue()
     yield b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n"
+
+
+def _many_channels() -> Iterator[bytes]:
+    """Small good arrays and TIFFs of five channels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 25, 5), dtype=np.uint8)
+    for array in (pixels, np.asfortranarray(pixels), pixels * np.uint16(257), pixels / np.float32(255)):
+        file = io.BytesIO()
+        np.save(file, array)
+        yield file.getvalue()
+    for planar, tile, deflate in product((False, True), (None, 16), (False, True)):
+        yield tiff_bytes(pixels, planar=planar, tile=tile, deflate=deflate, predictor=deflate)
 
 
 @contextmanager

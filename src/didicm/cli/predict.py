@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.flags import parse
 from didicm.cli.options import WORKERS, AskOptions
 from didicm.cli.predictions import claim, show, to_line
-from didicm.data import to_channels
+from didicm.data.bands import viewable
+from didicm.data.decode import own_channels, to_channels
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
@@ -244,6 +246,11 @@ def standard_input() -> Iterator[bytes]:
     yield from sys.stdin.buffer
 
 
+def _upright(image: ImageRef) -> Image.Image:
+    with image.open() as opened:
+        return viewable(to_channels(opened, own_channels(opened)))
+
+
 def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> None:
     """One row per image: the image, and its most probable classes over diffusion time."""
     from didicm.report.images import Traced, trajectory_picture
@@ -255,7 +262,7 @@ def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> 
         times = [max(time, 0.0) for time, _ in prediction.trajectory or []]  # `official` ends a little below 0
         states = torch.stack([probs[order] for _, probs in prediction.trajectory or []]).numpy()  # (T, top)
         names = [name for name, _ in prediction.classes[:top]]
-        items.append(Traced(Path(image.name).name, to_channels(image.open(), 3), times, states, names))
+        items.append(Traced(Path(image.name).name, _upright(image), times, states, names))
     with drawing():
         figure = trajectory_picture(items)
         save = partial(figure.savefig, dpi=120, format="png", metadata=SOFTWARE)

@@ -15,10 +15,11 @@ import torch
 from PIL import Image, ImageFilter
 from torch.nn import functional as F
 
+from didicm.data.bands import Bands, Picture, from_pixels
 from didicm.data.images import DataError
 from didicm.errors import did_you_mean
 
-Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+Effect = Callable[[Picture, float, np.random.Generator], Picture]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 ALIASES = {"noise": "gaussian_noise", "shot": "shot_noise", "motion": "motion_blur"}
@@ -50,8 +51,8 @@ class Corruptions:
             parts.append((name, int(severity)))
         return cls(tuple(parts))
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        """Corrupt an `L` or `RGB` image; whatever is random is drawn from `rng`."""
+    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
+        """Corrupt an 8-bit image of any number of channels; whatever is random is drawn from `rng`."""
         for name, severity in self.parts:
             if name == "resolution":
                 image = reduce_resolution(image, severity)
@@ -64,7 +65,7 @@ class Corruptions:
         return "+".join(f"{name}:{severity}" for name, severity in self.parts)
 
 
-def reduce_resolution(image: Image.Image, pixels: int) -> Image.Image:
+def reduce_resolution(image: Picture, pixels: int) -> Picture:
     """Shrink the shorter side to `pixels` by averaging areas; never enlarges."""
     scale = pixels / min(image.size)
     if scale >= 1:
@@ -73,21 +74,21 @@ def reduce_resolution(image: Image.Image, pixels: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BOX)
 
 
-def _gaussian_noise(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _gaussian_noise(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
     x = _to_floats(image)
     return _to_image(x + strength * rng.standard_normal(x.shape, dtype=np.float32))
 
 
-def _shot_noise(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _shot_noise(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
     photons = 1 / strength
     return _to_image(rng.poisson(_to_floats(image) * photons) / photons)
 
 
-def _blur(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _blur(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
     return image.filter(ImageFilter.GaussianBlur(strength * min(image.size)))
 
 
-def _motion_blur(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _motion_blur(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
     angle = rng.uniform(0, np.pi)
     half = strength * min(image.size) / 2
     reach = int(np.ceil(half)) + 1
@@ -106,23 +107,29 @@ def _motion_blur(image: Image.Image, strength: float, rng: np.random.Generator) 
     return _to_image(blurred.squeeze(1).permute(1, 2, 0).numpy().reshape(x.shape))
 
 
-def _jpeg(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _jpeg(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
+    if isinstance(image, Bands):
+        return image.each(lambda plane: _compressed(plane, int(strength)))
+    return _compressed(image, int(strength))
+
+
+def _compressed(image: Image.Image, quality: int) -> Image.Image:
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=int(strength))
+    image.save(file, "JPEG", quality=quality)
     return Image.open(file).convert(image.mode)
 
 
-def _contrast(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _contrast(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
     x = _to_floats(image)
     mean = x.mean(axis=(0, 1), keepdims=True)
     return _to_image(mean + strength * (x - mean))
 
 
-def _brightness(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _brightness(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
     return _to_image(_to_floats(image) + strength)
 
 
-def _occlusion(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _occlusion(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
     """Cover a share of the area with grey. With the same draws, a larger box contains a smaller one."""
     box = []
     for side in image.size:
@@ -130,22 +137,22 @@ def _occlusion(image: Image.Image, strength: float, rng: np.random.Generator) ->
         start = int(np.clip(rng.uniform(0, side) - length / 2, 0, side - length))
         box.append((start, start + length))
     (left, right), (top, bottom) = box
-    image = image.copy()
-    image.paste(127 if image.mode == "L" else (127,) * 3, (left, top, right, bottom))
-    return image
+    pixels = np.array(image)
+    pixels[top:bottom, left:right] = 127
+    return from_pixels(pixels)
 
 
-def _pixelate(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+def _pixelate(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
     width, height = (max(1, round(side * strength)) for side in image.size)
     return image.resize((width, height), Image.Resampling.BOX).resize(image.size, Image.Resampling.NEAREST)
 
 
-def _to_floats(image: Image.Image) -> np.ndarray:
+def _to_floats(image: Picture) -> np.ndarray:
     return np.asarray(image, dtype=np.float32) / 255
 
 
-def _to_image(x: np.ndarray) -> Image.Image:
-    return Image.fromarray(np.clip(x * 255 + 0.5, 0, 255).astype(np.uint8))
+def _to_image(x: np.ndarray) -> Picture:
+    return from_pixels(np.clip(x * 255 + 0.5, 0, 255).astype(np.uint8))
 
 
 # Effect, and its strength at severities 1 to 5.

@@ -17,7 +17,11 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
+from didicm.data.bands import Bands, Picture
+from didicm.data.limits import DECODERS, MEMORY, check_complete, check_memory, decoding_bytes, stored_bytes
+from didicm.data.many_channels import open_bands, open_many, samples
 from didicm.errors import UserError
 
 MODES = {1: "L", 3: "RGB"}
@@ -25,19 +29,17 @@ MODES = {1: "L", 3: "RGB"}
 # would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 TGA_END = b"TRUEVISION-XFILE.\0"  # a TGA file has no mark at its start, and none at all in the first version
-MEMORY = 256 * 2**20  # bytes that decoding one image may take
-DECODERS = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 24}  # bytes per pixel that they hold beside the image
 MAX_LOSS = 32  # pixels that are resized for each one that is kept
 TILE = 2**18  # pixels that are converted at a time
-ORIENTATION, TILE_WIDTH, TILE_LENGTH = 0x0112, 0x0142, 0x0143  # tags of EXIF and TIFF
+ORIENTATION = 0x0112  # tag of EXIF
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 # Pillow warns at 89 million pixels; what we allow depends on the format and is below that.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def open_image(source: str | Path | bytes) -> Image.Image:
-    """Open a file or the bytes of one; the pixels are decoded later."""
+def open_image(source: str | Path | bytes) -> Picture:
+    """Open a file or the bytes of one; the pixels are decoded later, except of files that Pillow cannot read."""
     formats = _formats()
     if isinstance(source, bytes):
         held, named_tga = len(source), source.endswith(TGA_END)
@@ -50,25 +52,41 @@ def open_image(source: str | Path | bytes) -> Image.Image:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         image = Image.open(file, formats=[*formats, "TGA"] if named_tga else formats)
     except UnidentifiedImageError:
-        raise UserError(f"it is none of {', '.join(formats)}") from None
+        if (found := open_many(source if isinstance(source, bytes) else Path(source))) is None:
+            raise UserError(f"it is none of {', '.join(formats)} or NPY") from None
+        return found
     try:
-        _check_complete(image)
-        _check_memory(image, _decoding_bytes(image) + (2 * held if image.format in DECODERS else 0))
+        check_complete(image)
+        check_memory(image.size, decoding_bytes(image) + (2 * held if image.format in DECODERS else 0))
     except UserError:
         image.close()
         raise
     return image
 
 
-def to_channels(image: Image.Image, channels: int) -> Image.Image:
-    """Turn any PIL image into an upright 8-bit one of 1 (`L`) or 3 (`RGB`) channels.
+def own_channels(image: Picture) -> int:
+    """How many channels an image has by itself: 1 (grey), 3 (colour), or all that Pillow has no mode for.
+
+    A fourth one may be transparency, and counts only if it is asked for.
+    """
+    if isinstance(image, Bands):
+        return len(image.planes)
+    if (count := samples(image)) > 4:
+        return count
+    return 1 if image.mode in ("L", "1", "I;16", "I", "LA") else 3
+
+
+def to_channels(image: Picture, channels: int) -> Picture:
+    """Turn any image into an upright 8-bit one of 1 (`L`), 3 (`RGB`) or as many channels as it has.
 
     Transparency is laid on white. 16-bit grey is scaled, not clipped; by the range of the format and not of
     the image, so that two images keep their relative brightness.
     """
+    if channels not in MODES or isinstance(image, Bands):
+        return _to_bands(image, channels)
     # A swap of axes must come first: it reads the tag that a conversion may lose.
     if image.getexif().get(ORIENTATION, 1) != 1:
-        _check_memory(image, 2 * _stored_bytes(image))
+        check_memory(image.size, 2 * stored_bytes(image))
         image = ImageOps.exif_transpose(image)
     if image.mode == MODES[channels] and not image.has_transparency_data:
         image.load()
@@ -80,7 +98,7 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
     return converted
 
 
-def resize_and_crop(image: Image.Image, size: int, crop_pct: float, interpolation: str) -> Image.Image:
+def resize_and_crop(image: Picture, size: int, crop_pct: float, interpolation: str) -> Picture:
     """Resize the shorter side to size / crop_pct and cut out the square in the centre, as timm does."""
     resample = Image.Resampling[interpolation.upper()]
     shorter, least = math.floor(size / crop_pct), min(image.size)
@@ -100,6 +118,19 @@ def tiles(image: Image.Image) -> Iterator[tuple[tuple[int, int], Image.Image]]:
     for top, left in product(range(0, image.height, height), range(0, image.width, max(1, width))):
         right, bottom = min(left + width, image.width), min(top + height, image.height)
         yield (left, top), image.crop((left, top, right, bottom))
+
+
+def _to_bands(image: Picture, channels: int) -> Bands:
+    """All channels of an image that has so many."""
+    count = len(image.planes) if isinstance(image, Bands) else max(samples(image), len(image.getbands()))
+    if count != channels:
+        raise UserError(f"it has {count} channels, and {channels} are asked for")
+    if isinstance(image, Bands):
+        return image
+    if isinstance(image, TiffImageFile) and image.fp is not None:
+        image.fp.seek(0)
+        return open_bands(image.fp.read(MEMORY + 1))
+    return Bands(ImageOps.exif_transpose(image).split())  # transparency, or a fourth ink, as a channel
 
 
 def _convert(image: Image.Image, channels: int, white: float) -> Image.Image:
@@ -125,39 +156,6 @@ def _white(image: Image.Image) -> float:
     if image.mode == "F":  # by convention 0..1; some programs write 0..255
         return 1.0 if highest <= 1 else 255.0
     return 65535.0 if highest <= 65535 else 2.0**31 - 1
-
-
-def _check_memory(image: Image.Image, needed: int) -> None:
-    if needed > MEMORY:
-        raise UserError(
-            f"its {image.width} x {image.height} pixels would take {needed >> 20} MB to decode, "
-            f"more than the {MEMORY >> 20} MB allowed: make it smaller"
-        )
-
-
-def _check_complete(image: Image.Image) -> None:
-    """Refuse a TIFF without some of its strips: Pillow would show what lies in memory there."""
-    parts = [tile[1] for tile in getattr(image, "tile", [])]
-    there = sum((right - left) * (bottom - top) for left, top, right, bottom in parts)
-    if image.format == "TIFF" and there < image.width * image.height:
-        raise UserError("some of its pixels are missing")
-
-
-def _decoding_bytes(image: Image.Image) -> int:
-    """Memory for an image, its decoder, and what it is converted to."""
-    pixels, own = image.width * image.height, _stored_bytes(image)
-    decoder = DECODERS.get(str(image.format), 0)
-    if image.info.get("progressive"):  # a JPEG whose coefficients are all held
-        decoder = 2 * len(image.getbands())
-    tags = getattr(image, "tag_v2", {})  # of a TIFF, whose tiles may be larger than the image
-    tile: int = tags.get(TILE_WIDTH, 0) * tags.get(TILE_LENGTH, 0) * 4
-    converted = 4 * pixels if image.mode != "RGB" else 0
-    return own + decoder * pixels + tile + converted
-
-
-def _stored_bytes(image: Image.Image) -> int:
-    per_pixel = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
-    return per_pixel * image.width * image.height
 
 
 @cache

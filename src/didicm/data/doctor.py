@@ -16,8 +16,9 @@ import torch
 from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
+from didicm.data.bands import Bands, Picture, from_pixels, viewable
 from didicm.data.decode import tiles
-from didicm.data.folder import EXTENSIONS
+from didicm.data.folder import ARRAY, EXTENSIONS
 from didicm.data.groups import shared_groups
 from didicm.data.images import ImageSet, UnreadableImageError, some
 from didicm.data.randomness import keys, preserved
@@ -175,16 +176,18 @@ def unused_files(uri: str) -> dict[str, list[str]]:
     """Files below a folder that look like images and are not read, by the end of their names."""
     found: dict[str, list[str]] = {}
     for folder, _, names in os.walk(Path(uri.removeprefix("folder://").removeprefix("folder:")).expanduser()):
+        suffixes = {os.path.splitext(name)[1].lower() for name in names}
+        read = EXTENSIONS if suffixes & EXTENSIONS else EXTENSIONS | {ARRAY}
         for name in sorted(names):
             suffix = os.path.splitext(name)[1].lower()
-            if suffix in UNSUPPORTED and suffix not in EXTENSIONS and not name.startswith("."):
+            if suffix in UNSUPPORTED and suffix not in read and not name.startswith("."):
                 found.setdefault(suffix, []).append(os.path.join(folder, name))
     return dict(sorted(found.items()))
 
 
 def save_examples(images: ImageSet, transform: TrainTransform, path: Path, seed: int = 0) -> None:
     """Save a PNG of three images: the original, three augmented views, and what evaluation sees."""
-    rows: list[Image.Image] = []
+    rows: list[Picture] = []
     for i in np.random.default_rng(seed).permutation(len(images)):
         with suppress(UnreadableImageError):
             rows.append(images.load(int(i)))
@@ -201,7 +204,7 @@ def save_examples(images: ImageSet, transform: TrainTransform, path: Path, seed:
             method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC
             left = GAP + column * (TILE + GAP) + (TILE - width) // 2
             top = HEADER + GAP + row * (TILE + GAP) + (TILE - height) // 2
-            sheet.paste(tile.convert("RGB").resize((width, height), method), (left, top))
+            sheet.paste(viewable(tile).convert("RGB").resize((width, height), method), (left, top))
     about = PngInfo()
     for name, value in SOFTWARE.items():
         about.add_text(name, value)
@@ -214,8 +217,9 @@ def _look_at(images: ImageSet, i: int) -> Look:
     except UnreadableImageError as error:
         return Look(problem=str(error))
     pixels = hashlib.blake2b(repr(image.size).encode(), digest_size=16)
-    for _, tile in tiles(image):
-        pixels.update(tile.tobytes())
+    for plane in image.planes if isinstance(image, Bands) else [image]:
+        for _, tile in tiles(plane):
+            pixels.update(tile.tobytes())
     return Look(images.original(i).mode, image.size, pixels.digest())
 
 
@@ -241,10 +245,10 @@ def _count(images: Sized, split: str) -> str:
     return f"{len(images)} {split} image{'s' if len(images) > 1 else ''}"
 
 
-def _views(image: Image.Image, transform: TrainTransform, key: np.ndarray) -> list[Image.Image]:
+def _views(image: Picture, transform: TrainTransform, key: np.ndarray) -> list[Picture]:
     """Through the very transforms that training and evaluation use, and back to pixels."""
     with preserved():
         prepared = to_tensor([transform.prepare(image, int(k)) for k in key])
     seen = torch.cat([transform.finish(prepared, key), transform.eval_transform(image)[None]])
-    pixels = transform.eval_transform.restore(seen).permute(0, 2, 3, 1).squeeze(-1).numpy()
-    return [Image.fromarray(view) for view in pixels]
+    pixels = transform.eval_transform.restore(seen).permute(0, 2, 3, 1).numpy()
+    return [from_pixels(view) for view in pixels]

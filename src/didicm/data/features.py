@@ -1,8 +1,8 @@
 """Images by the features that a frozen backbone makes of them, which are computed once."""
 
 import numpy as np
-from PIL import Image
 
+from didicm.data.bands import Picture
 from didicm.data.images import ImageSet
 
 
@@ -23,7 +23,7 @@ class FeatureSet(ImageSet):
     def name(self, i: int) -> str:
         return self._images.name(int(self._rows[i]))
 
-    def original(self, i: int) -> Image.Image:
+    def original(self, i: int) -> Picture:
         return self._images.original(int(self._rows[i]))
 
     def features(self, index: np.ndarray, view: np.ndarray | int) -> np.ndarray:

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.images import DataError, ImageSet, normalise, readable, sort_names
 from didicm.data.index import Listing, Strings, last_change, list_once
@@ -22,6 +22,7 @@ EXTENSIONS = frozenset((
     ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga",
     *((".heic", ".heif") if find_spec("pillow_heif") else ()),
 ))  # fmt: skip
+ARRAY = ".npy"  # an image where a folder holds no others: beside images it is likely to be something about them
 
 
 class FolderSet(ImageSet):
@@ -35,7 +36,7 @@ class FolderSet(ImageSet):
     def name(self, i: int) -> str:
         return readable(os.path.join(self.root, self._paths[i]))
 
-    def original(self, i: int) -> Image.Image:
+    def original(self, i: int) -> Picture:
         return open_image(os.path.join(self.root, self._paths[i]))
 
 
@@ -142,7 +143,7 @@ def image_files(
         return
     if before is not None:
         before(folder)
-    files, folders = [], []  # of names alone: a folder may hold a million
+    files, arrays, folders = [], [], []  # of names alone: a folder may hold a million
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -152,16 +153,19 @@ def image_files(
                     folders.append(entry.name)
                 elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                     files.append(entry.name)
+                elif entry.name.lower().endswith(ARRAY):
+                    arrays.append(entry.name)
     except PermissionError:
         raise DataError(f"{readable(str(folder))} may not be read; change its permissions") from None
-    for name in sorted(files):
+    for name in sorted(files or arrays):
         yield os.path.join(folder, name)
     for name in sorted(folders):
         yield from image_files(os.path.join(folder, name), above | {here}, before)
 
 
 def _has_images(folder: Path) -> bool:
-    return any(e.suffix.lower() in EXTENSIONS and not _hidden(e.name) and e.is_file() for e in folder.iterdir())
+    known = {*EXTENSIONS, ARRAY}
+    return any(e.suffix.lower() in known and not _hidden(e.name) and e.is_file() for e in folder.iterdir())
 
 
 def _hidden(name: str) -> bool:

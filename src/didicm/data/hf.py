@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.folder import by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels
@@ -43,7 +43,7 @@ class HubSet(ImageSet):
     def column(self, name: str) -> Sequence[Any] | None:
         return list(self._all.select_columns(name)[name]) if name in self._all.features else None
 
-    def original(self, i: int) -> Image.Image:
+    def original(self, i: int) -> Picture:
         cell = self._rows[int(i)][self._image]
         if cell is None:
             raise ValueError("the cell is empty")

@@ -10,8 +10,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
-from didicm.data.decode import MODES, to_channels
+from didicm.data.bands import Picture, from_pixels
+from didicm.data.decode import to_channels
+from didicm.data.many_channels import MOST_CHANNELS
 from didicm.errors import UserError, reason
 from didicm.text import readable as readable
 
@@ -33,7 +36,7 @@ class ImageSet(ABC):
 
     labels: np.ndarray  # (N,), int64
     class_names: list[str]
-    channels: int = 3  # 1 or 3: what `load` returns
+    channels: int = 3  # what `load` returns: 1 (grey), 3 (RGB), or all that the images have
     targets: np.ndarray | None = None  # (N, K), float32: distributions to train on, where raters disagree
     groups: np.ndarray | None = None  # (N,), text: images of one group stay on one side of every split
 
@@ -52,25 +55,25 @@ class ImageSet(ABC):
         """Say where image i lies, for messages."""
 
     @abstractmethod
-    def original(self, i: int) -> Image.Image:
+    def original(self, i: int) -> Picture:
         """Open image i as it is stored, in whatever mode."""
 
-    def load(self, i: int, shrink: Shrink | None = None) -> Image.Image:
-        """Decode image i to an upright `L` or `RGB` image.
+    def load(self, i: int, shrink: Shrink | None = None) -> Picture:
+        """Decode image i to an upright `L` or `RGB` image, or one of as many channels as were asked for.
 
         `shrink` tells from the stored width and height by what factor the image may come smaller. Only JPEGs
         make use of it: they decode faster at a half, a quarter or an eighth.
         """
         try:
             image = self.original(i)
-            if shrink is not None and image.format == "JPEG" and (factor := shrink(image.size)) > 1:
+            if shrink is not None and isinstance(image, JpegImageFile) and (factor := shrink(image.size)) > 1:
                 image.draft(None, (image.width // factor, image.height // factor))
             return to_channels(image, self.channels)
         except Exception as error:  # a broken file can raise nearly anything from inside a decoder
             raise UnreadableImageError(f"{self.name(i)} cannot be read as an image ({reason(error)})") from error
 
     def with_channels(self, channels: int) -> "ImageSet":
-        """The same images, decoded to 1 (grey) or 3 (RGB) channels; shares everything else."""
+        """The same images, decoded to 1 (grey), 3 (RGB) or all of their channels; shares everything else."""
         images = copy(self)
         images.channels = check_channels(channels)
         return images
@@ -98,12 +101,12 @@ class _Selection(ImageSet):
         values = self._base.column(name)
         return None if values is None else [values[i] for i in self._indices]
 
-    def original(self, i: int) -> Image.Image:
+    def original(self, i: int) -> Picture:
         return self._base.original(self._indices[i])
 
 
 class ArraySet(ImageSet):
-    """Images held in memory: one array (N, H, W[, 3]), or a list of arrays of different sizes."""
+    """Images held in memory: one array (N, H, W[, C]), or a list of arrays of different sizes."""
 
     def __init__(
         self,
@@ -127,8 +130,10 @@ class ArraySet(ImageSet):
     def name(self, i: int) -> str:
         return f"{self._origin}[{i}]" if isinstance(self._origin, str) else self._origin.name(i)
 
-    def original(self, i: int) -> Image.Image:
-        return Image.fromarray(self.images[i])
+    def original(self, i: int) -> Picture:
+        image = self.images[i]
+        many = image.ndim == 3 and image.shape[2] == self.channels
+        return from_pixels(image) if many else Image.fromarray(image)
 
 
 class MemorySet(ArraySet):
@@ -145,10 +150,10 @@ class MemorySet(ArraySet):
                 self._failed[i] = str(error)
         super().__init__(images, source.labels, source.class_names, channels=source.channels, origin=source)
 
-    def load(self, i: int, shrink: Shrink | None = None) -> Image.Image:
+    def load(self, i: int, shrink: Shrink | None = None) -> Picture:
         if i in self._failed:
             raise UnreadableImageError(self._failed[i])
-        return Image.fromarray(self.images[i])
+        return from_pixels(self.images[i])
 
     def with_channels(self, channels: int) -> ImageSet:
         return self._source.with_channels(channels)  # what was decoded to grey has lost its colour
@@ -160,8 +165,8 @@ class MemorySet(ArraySet):
         return stack(self.images)
 
 
-def stack(images: Iterable[Image.Image | np.ndarray]) -> np.ndarray:
-    """Stack `L` or `RGB` images of one size to (B, H, W, C), uint8."""
+def stack(images: Iterable[Picture | np.ndarray]) -> np.ndarray:
+    """Stack images of one size to (B, H, W, C), uint8."""
     arrays = np.stack([np.asarray(image) for image in images])
     return arrays.reshape(*arrays.shape[:3], -1)
 
@@ -177,9 +182,9 @@ def is_small(images: ImageSet) -> bool:
 
 
 def check_channels(channels: int) -> int:
-    """Return the number of channels if there is such a mode."""
-    if channels not in MODES:
-        raise DataError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
+    """Return the number of channels if images may have so many."""
+    if not 1 <= channels <= MOST_CHANNELS:
+        raise DataError(f"channels must be 1 (grey), 3 (RGB) or up to {MOST_CHANNELS}, got {channels}")
     return channels
 
 

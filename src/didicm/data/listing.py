@@ -16,8 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from PIL import Image
-
+from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, image_files
 from didicm.data.images import DataError, readable
@@ -38,7 +37,7 @@ class ImageFile(NamedTuple):
     def name(self) -> str:
         return readable(self.path)
 
-    def open(self) -> Image.Image:
+    def open(self) -> Picture:
         return open_image(self.path)
 
 
@@ -54,7 +53,7 @@ class TarMember(NamedTuple):
     def name(self) -> str:
         return readable(f"{self.path}:{self.member}")
 
-    def open(self) -> Image.Image:
+    def open(self) -> Picture:
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             return open_image(file.read(self.size))
@@ -72,7 +71,7 @@ class ParquetCell(NamedTuple):
     def name(self) -> str:
         return f"{readable(self.path)}[{self.number}]"
 
-    def open(self) -> Image.Image:
+    def open(self) -> Picture:
         cell = _row_group(self.path, self.group)[self.row].as_py()
         cell = (cell.get("bytes") or cell.get("path")) if isinstance(cell, dict) else cell
         if cell is None:

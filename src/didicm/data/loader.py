@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from didicm.data.bands import Picture
 from didicm.data.corruptions import Corruptions
 from didicm.data.features import FeatureSet
 from didicm.data.images import DataError, ImageSet, MemorySet, UnreadableImageError, is_small
@@ -125,13 +125,13 @@ class Batches(Dataset[Batch]):
         images = to_tensor(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
         return images, torch.tensor(shown, dtype=torch.int64), key[kept]
 
-    def _corrupted(self, image: Image.Image, corruption: Corruptions | None, key: int) -> Image.Image:
+    def _corrupted(self, image: Picture, corruption: Corruptions | None, key: int) -> Picture:
         """An image as a bad camera with the network's resolution would have taken it."""
         if corruption is None:
             return image
         return corruption(self.transform.scale_down(image), np.random.default_rng(key))
 
-    def _load(self, i: int, key: int, skipped: list[Skipped]) -> tuple[int, Image.Image] | None:
+    def _load(self, i: int, key: int, skipped: list[Skipped]) -> tuple[int, Picture] | None:
         """Load image i, or in training another of its class; notes what could not be read."""
         # A corruption acts on the whole image, and not on what training crops.
         shrink = partial(self.transform.shrink, key=key) if self.corruptions == (None,) else None

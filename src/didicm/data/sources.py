@@ -16,19 +16,21 @@ from pathlib import Path
 
 import numpy as np
 
+from didicm.data.decode import own_channels
 from didicm.data.folder import FolderSet, open_folder
 from didicm.data.groups import check_groups, find_groups
 from didicm.data.hf import open_hub
-from didicm.data.images import ArraySet, DataError, ImageSet, relabel, some
+from didicm.data.images import ArraySet, DataError, ImageSet, UnreadableImageError, relabel, some
 from didicm.data.randomness import stratified_split
 from didicm.data.table import GROUP, open_table
 from didicm.data.timm_reader import open_reader
-from didicm.data.transforms import EvalTransform, Interpolation
+from didicm.data.transforms import MEAN, EvalTransform, Interpolation
 from didicm.data.webdataset import open_shards
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
 OPENERS = {"hf": open_hub, "wds": open_shards, "timm": open_reader}
 LOOK_AT = 50  # images that are looked at to find their size and colour
+MEASURED = 500  # images that the mean and deviation of unusual channels are found from
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Data:
         return self.train.class_names
 
     def with_channels(self, channels: int) -> "Data":
-        """The same images, decoded to 1 (grey) or 3 (RGB) channels; nothing is opened again."""
+        """The same images, decoded to 1 (grey), 3 (RGB) or all of their channels; nothing is opened again."""
         val = self.val.with_channels(channels) if self.val is not None else None
         return replace(self, train=self.train.with_channels(channels), val=val)
 
@@ -63,10 +65,10 @@ def open_data(
 
     `labels` is a table of what the images of a folder show (`table.open_table`), `group_by` a column or a regular
     expression that tells which images stay on one side of every split (`groups.find_groups`); a table's column
-    `group` does so by itself. Every image is converted to 1 (grey) or 3 (RGB) `channels`. `strict` refuses classes
-    without images, sets with a single class and splits that share groups; the doctor looks at those too. The
-    listing of a large folder is read from the folder `index` where another process kept it there
-    (`index.keep_listings`) and nothing has changed since.
+    `group` does so by itself. Every image is converted to 1 (grey) or 3 (RGB) `channels`, or has so many.
+    `strict` refuses classes without images, sets with a single class and splits that share groups; the doctor
+    looks at those too. The listing of a large folder is read from the folder `index` where another process kept it
+    there (`index.keep_listings`) and nothing has changed since.
     """
     scheme, colon, rest = uri.partition(":")
     folder = rest.removeprefix("//") if scheme == "folder" and colon else uri
@@ -121,12 +123,33 @@ def find_transform(
         for i in looked:
             with suppress(Exception):  # a broken file can raise nearly anything; training names and counts it
                 image = data.train.original(int(i))
-                images.append((min(image.size), image.mode))
+                images.append((min(image.size), own_channels(image)))
         if not images:
             raise DataError(f"none of the {len(looked)} images tried can be read; run didicm doctor {data.uri}")
         size = size or min(limit, int(np.median([side for side, _ in images])))
-        channels = channels or (1 if all(mode in ("L", "1", "I;16", "I", "LA") for _, mode in images) else 3)
-    return EvalTransform(size, channels, crop_pct=crop_pct, interpolation=interpolation)
+        channels = channels or max(count for _, count in images)
+    usual = {} if channels in MEAN else _statistics(data.train.with_channels(channels))
+    return EvalTransform(size, channels, **usual, crop_pct=crop_pct, interpolation=interpolation)
+
+
+def _statistics(images: ImageSet) -> dict[str, tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of white, over some of the images."""
+    count, total, squares = 0, np.zeros(images.channels), np.zeros(images.channels)
+    told: DataError | None = None
+    for i in np.linspace(0, len(images) - 1, min(MEASURED, len(images)), dtype=int):
+        try:
+            pixels = np.asarray(images.load(int(i))).reshape(-1, images.channels) / 255
+        except UnreadableImageError as error:
+            told = error
+            continue
+        count += len(pixels)
+        total += pixels.sum(axis=0)
+        squares += np.square(pixels).sum(axis=0)
+    if not count:
+        raise told or DataError("there are no images to find the mean of")
+    mean = total / count
+    spread = np.sqrt(np.maximum(squares / count - mean**2, 0)).clip(min=1 / 255)  # a channel may be constant
+    return {"mean": tuple(mean.round(6).tolist()), "std": tuple(spread.round(6).tolist())}
 
 
 def _open_fashion_mini() -> tuple[ImageSet, ImageSet | None]:

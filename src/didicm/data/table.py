@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.folder import TRAIN_NAMES, VAL_NAMES, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, normalise, some
@@ -33,7 +33,7 @@ class TableSet(ImageSet):
     def name(self, i: int) -> str:
         return readable(os.path.join(self.root, self._paths[i]))
 
-    def original(self, i: int) -> Image.Image:
+    def original(self, i: int) -> Picture:
         return open_image(os.path.join(self.root, self._paths[i]))
 
     def column(self, name: str) -> Sequence[str] | None:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from didicm.data.decode import open_image
+from didicm.data.bands import Picture
+from didicm.data.decode import open_image, to_channels
 from didicm.data.images import DataError, ImageSet
 from didicm.errors import reason
 
@@ -43,7 +44,7 @@ class ReaderSet(ImageSet):
             return f"{self._origin}[{i}]"
         return f"{self._origin}/{self._reader.filename(int(i))}"
 
-    def original(self, i: int) -> Image.Image:
+    def original(self, i: int) -> Picture:
         if self._reader is not None:
             path = self._reader.samples[int(i)][0] if hasattr(self._reader, "samples") else None
             return open_image(path if isinstance(path, str) else self._reader[int(i)][0].read())
@@ -69,8 +70,8 @@ def open_reader(name: str) -> tuple[ImageSet, ImageSet | None]:
     return train, None if same else val
 
 
-def _load_rgb(path: str) -> Image.Image:
-    return open_image(path).convert("RGB")
+def _load_rgb(path: str) -> Picture:
+    return to_channels(open_image(path), 3)
 
 
 def _labels(dataset: Any, reader: Any) -> Any:

@@ -8,7 +8,7 @@ over the batch, so images that need no `prepare` never pass through PIL again. `
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad as padded
 
+from didicm.data.bands import Bands, Picture, from_pixels
 from didicm.data.decode import MODES, resize_and_crop, to_channels
 from didicm.data.images import DataError, check_channels, stack
 from didicm.data.randomness import keys, preserved, seed_all, uniform
@@ -25,12 +26,12 @@ from didicm.errors import did_you_mean, reason
 from didicm.values import Few, Pixels, Positive, Range, Settings, plain
 
 MEAN = {1: (0.5,), 3: (0.485, 0.456, 0.406)}  # ImageNet's for RGB
-STD = {1: (0.5,), 3: (0.229, 0.224, 0.225)}
+STD = {1: (0.5,), 3: (0.229, 0.224, 0.225)}  # other numbers of channels have those of the training images
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 Probability = Annotated[float, Range(0, 1)]
 CropPct = Annotated[float, Range(0.01, 1)]
-Steps = list[Callable[[Image.Image], Image.Image]]
+Steps = list[Callable[[Any], Any]]
 SHIFT = 16  # of its size, the part by which a view of an image is shifted after training with random resized crops
 
 
@@ -50,7 +51,7 @@ class EvalTransform(Settings):
         super().__post_init__()
         check_channels(self.channels)
         for name, usual in (("mean", MEAN), ("std", STD)):
-            values = getattr(self, name) or usual[self.channels]
+            values = getattr(self, name) or usual.get(self.channels, ())
             if len(values) != self.channels:
                 raise DataError(f"{name} has {len(values)} numbers for {self.channels} channels")
             object.__setattr__(self, name, values)
@@ -68,18 +69,21 @@ class EvalTransform(Settings):
                 raise DataError(f"a transform has no {name!r}; {did_you_mean(name, known)}")
         return cls(**values)
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Turn any PIL image into the tensor (C, H, W) that the network sees."""
+    def __call__(self, image: Picture) -> Tensor:
+        """Turn any image into the tensor (C, H, W) that the network sees."""
         return self.finish(to_tensor([self.prepare(image)]))[0]
 
-    def prepare(self, image: Image.Image, key: int = 0) -> Image.Image:
+    def prepare(self, image: Picture, key: int = 0) -> Picture:
         """Resize and crop one image of any mode."""
-        image = to_channels(image, self.channels)
+        return self.resize(to_channels(image, self.channels))
+
+    def resize(self, image: Picture) -> Picture:
+        """Resize and crop an image that has the right channels."""
         if self.keeps(image.size):
             return image
         return resize_and_crop(image, self.size, self.crop_pct, self.interpolation)
 
-    def scale_down(self, image: Image.Image) -> Image.Image:
+    def scale_down(self, image: Picture) -> Picture:
         """Shrink a whole image to the scale at which the network sees it; never enlarges."""
         shorter, least = math.floor(self.size / self.crop_pct), min(image.size)
         if least <= shorter:
@@ -149,15 +153,27 @@ class TrainTransform:
     augment: Augment
     eval_transform: EvalTransform
 
-    def prepare(self, image: Image.Image, key: int = 0) -> Image.Image:
+    def __post_init__(self) -> None:
+        colour = [name for name in ("color_jitter", "auto_augment") if getattr(self.augment, name)]
+        if colour and self.eval_transform.channels not in MODES:
+            raise DataError(
+                f"{' and '.join(colour)} are for grey and RGB images, not for {self.eval_transform.channels} "
+                "channels: leave them out of augment"
+            )
+
+    def prepare(self, image: Picture, key: int = 0) -> Picture:
         """Crop and colour one image. Draws from the global generators, which `key` seeds."""
         image = to_channels(image, self.eval_transform.channels)
         if self.keeps(image.size):
             return image
-        seed_all(key)
+        view = partial(self._view, key=key)
+        return image.each(view) if isinstance(image, Bands) else view(image)
+
+    def _view(self, image: Image.Image, key: int) -> Image.Image:
+        seed_all(key)  # so that every channel is cropped alike
         return reduce(lambda seen, step: step(seen), self._steps, image)
 
-    def scale_down(self, image: Image.Image) -> Image.Image:
+    def scale_down(self, image: Picture) -> Picture:
         """As for evaluation."""
         return self.eval_transform.scale_down(image)
 
@@ -179,7 +195,7 @@ class TrainTransform:
         """Try it on an empty image: timm's augmentations tell of their mistakes when they are used."""
         try:
             with preserved():
-                self.prepare(Image.new(MODES[self.eval_transform.channels], (32, 32)))
+                self.prepare(from_pixels(np.zeros((32, 32, self.eval_transform.channels), dtype=np.uint8)))
         except Exception as error:  # timm asserts, looks up and converts
             raise DataError(f"augment cannot be used as it is set ({reason(error)}); see auto_augment") from error
 
@@ -226,7 +242,7 @@ class TrainTransform:
             mean=self.eval_transform.mean,  # the colour of what RandAugment moves into view
             separate=True,
         )
-        first = crop.transforms if augment.scale is not None else [self.eval_transform.prepare]
+        first = crop.transforms if augment.scale is not None else [self.eval_transform.resize]
         return [*first, *colour.transforms]
 
 
@@ -265,7 +281,7 @@ class Mixer:
         return image[:count], target[:count]
 
 
-def to_tensor(images: Iterable[Image.Image | np.ndarray]) -> Tensor:
+def to_tensor(images: Iterable[Picture | np.ndarray]) -> Tensor:
     """Stack prepared images to (B, C, H, W), uint8."""
     return torch.from_numpy(stack(images)).permute(0, 3, 1, 2)
 

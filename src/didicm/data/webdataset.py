@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, readable
@@ -55,7 +55,7 @@ class ShardSet(ImageSet):
     def name(self, i: int) -> str:
         return f"{self._paths[self._places[i, 0]]}:{readable(self._members[i])}"
 
-    def original(self, i: int) -> Image.Image:
+    def original(self, i: int) -> Picture:
         shard, offset, size = (int(v) for v in self._places[i])
         with open(self._paths[shard], "rb") as file:
             file.seek(offset)

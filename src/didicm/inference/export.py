@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from didicm.classifier import Classifier, DiffusionClassifier, Ensemble, Sampler
+from didicm.data.decode import MODES
 from didicm.data.images import stack
 from didicm.errors import UserError, reason
 from didicm.evaluation.calibration import Calibration, find_calibration, temperature_scaled
@@ -86,7 +87,8 @@ def export(
     write = {"onnx": _write_onnx, "torch": _write_torch}[format]
 
     with tempfile.TemporaryDirectory() as folder:
-        cases = _cases(Predictor(model, calibration), images or _make_jpegs(Path(folder)))
+        files = images or _make_images(Path(folder), model.transform.channels)
+        cases = _cases(Predictor(model, calibration), files)
 
     def write_checked(part: Path) -> None:
         answer = write(_trace(model, metadata.temperature), part, metadata)
@@ -202,10 +204,14 @@ def _largest_difference(answer: Answer, cases: Sequence[tuple[Array, Array]]) ->
     return largest
 
 
-def _make_jpegs(folder: Path) -> list[Path]:
-    """A few JPEG files of different sizes, with shapes and noise."""
+def _make_images(folder: Path, channels: int) -> list[Path]:
+    """A few files of different sizes, with shapes and noise: JPEG, or arrays where there are other channels."""
     random, paths = np.random.default_rng(0), []
     for i, size in enumerate(((96, 64), (64, 96), (50, 50), (333, 250), (31, 400))):
+        if channels not in MODES:
+            paths.append(folder / f"{i}.npy")
+            np.save(paths[-1], random.integers(0, 256, (*size, channels), dtype=np.uint8))
+            continue
         coarse = Image.fromarray(random.integers(0, 256, (5, 7, 3), dtype=np.uint8))
         pixels = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC)) + random.normal(0, 10, (*size[::-1], 3))
         paths.append(folder / f"{i}.jpg")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-from PIL import Image
 
+from didicm.data.bands import Picture
 from didicm.data.decode import resize_and_crop, to_channels
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.evaluation.label_sets import ConformalRule
@@ -115,8 +115,8 @@ class OnnxPredictor:
         """What the graph takes of an image: upright, in its channels and size, 8-bit pixels (H, W, C)."""
         return read_source(image, self.prepare)
 
-    def prepare(self, image: Image.Image) -> Array:
-        """`read` of a PIL image."""
+    def prepare(self, image: Picture) -> Array:
+        """`read` of an opened image."""
         transform = self.metadata.transform
         size, image = transform["size"], to_channels(image, transform["channels"])
         image = resize_and_crop(image, size, transform["crop_pct"], transform["interpolation"])

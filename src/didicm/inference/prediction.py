@@ -10,12 +10,14 @@ import numpy as np
 from PIL import Image
 
 from didicm.data import UnreadableImageError, open_image, readable
+from didicm.data.bands import Bands, Picture, from_pixels
+from didicm.data.many_channels import MOST_CHANNELS
 from didicm.errors import UserError, reason
 
 T = TypeVar("T")
 Array: TypeAlias = np.ndarray[Any, Any]
 # A path, an open file or its bytes, a PIL image, or 8-bit pixels (H, W) or (H, W, C).
-Source: TypeAlias = str | Path | bytes | IO[bytes] | Image.Image | Array
+Source: TypeAlias = str | Path | bytes | IO[bytes] | Picture | Array
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ class Prediction:
         )
 
 
-def read_source(image: Source, transform: Callable[[Image.Image], T]) -> T:
+def read_source(image: Source, transform: Callable[[Picture], T]) -> T:
     """What `transform` makes of an image; one that cannot be read is told by its name."""
     if isinstance(image, np.ndarray):
         image = _array_image(image)
-    if not isinstance(image, (str, Path, bytes, Image.Image)) and not hasattr(image, "read"):
+    if not isinstance(image, (str, Path, bytes, Image.Image, Bands)) and not hasattr(image, "read"):
         raise UserError(f"a {type(image).__name__} is no image: give a path, a file, bytes, a PIL image or pixels")
     try:
-        if isinstance(image, Image.Image):
+        if isinstance(image, (Image.Image, Bands)):
             return transform(image)
         with open_image(image if isinstance(image, (str, Path, bytes)) else image.read()) as opened:
             return transform(opened)
@@ -80,11 +82,10 @@ def why_unreadable(error: Exception) -> str:
     return "no such file" if isinstance(error, FileNotFoundError) else reason(error)
 
 
-def _array_image(image: Array) -> Image.Image:
-    channels = image.shape[2] if image.ndim == 3 else 1
-    if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4):
+def _array_image(image: Array) -> Picture:
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] > MOST_CHANNELS):
         raise UserError(
-            f"an array must be 8-bit pixels of shape (H, W), (H, W, 3) or (H, W, 4), got {image.dtype} of shape "
+            f"an array must be 8-bit pixels of shape (H, W) or (H, W, C), got {image.dtype} of shape "
             f"{image.shape}: convert it, or give a list of such images"
         )
-    return Image.fromarray(image[..., 0] if image.ndim == 3 and channels == 1 else image)
+    return Image.fromarray(image) if image.ndim == 3 and image.shape[2] == 4 else from_pixels(image)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from didicm.data.bands import from_pixels, viewable
 from didicm.data.randomness import keys
 from didicm.errors import UserError, reason
 from didicm.evaluation.store import load_posteriors
@@ -171,8 +172,7 @@ def shorten(text: str, length: int) -> str:
 
 def _array(image: Tensor) -> np.ndarray:
     """(C, H, W) as matplotlib shows it."""
-    pixels: np.ndarray = image.permute(1, 2, 0).numpy()
-    return pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels
+    return np.asarray(viewable(from_pixels(image.permute(1, 2, 0).numpy())))
 
 
 def _pairs(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[tuple[Axes, Axes]]]:

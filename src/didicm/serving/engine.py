@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from PIL import Image
 
+from didicm.data.bands import Picture
 from didicm.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Engine(Protocol):
     def check(self, question: Question) -> None:
         """Complain about a question that it cannot answer."""
 
-    def read(self, image: Image.Image) -> Any:
+    def read(self, image: Picture) -> Any:
         """What the network sees of an image."""
 
     def predict(self, images: Sequence[Any], question: Question) -> list[Answer]:
@@ -95,7 +95,7 @@ class TorchEngine:
         if question.trajectory:
             predictor.check_trajectory()
 
-    def read(self, image: Image.Image) -> Any:
+    def read(self, image: Picture) -> Any:
         """A normalised tensor (C, H, W)."""
         return self.predictor.read(image)
 
@@ -149,7 +149,7 @@ class OnnxEngine:
         if question != Question():
             raise UserError("this model answers as it was exported: leave out steps, sampler and trajectory")
 
-    def read(self, image: Image.Image) -> Any:
+    def read(self, image: Picture) -> Any:
         """8-bit pixels (H, W, C)."""
         return self.predictor.read(image)
 
@@ -161,7 +161,7 @@ class OnnxEngine:
         ]
 
 
-def check_shape(image: Image.Image, pixels: int) -> None:
+def check_shape(image: Picture, pixels: int) -> None:
     """Refuse an image that would take too much memory, before any pixel is decoded."""
     short, long = sorted(image.size)
     if short * long > pixels:

@@ -30,6 +30,8 @@ def _of_folder(folder: Path, pixels: int) -> list[Example]:
             kind = load_pixels(open_upload(data, pixels)).format or ""
         except UserError:
             continue  # a folder of images may hold other files
+        if not kind:  # an array, which no browser shows
+            continue
         found.append(Example(path.stem, data, Image.MIME[kind]))
         if len(found) == MOST:
             break

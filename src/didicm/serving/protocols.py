@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 from fastapi import FastAPI, Request
-from PIL import Image
 
+from didicm.data.bands import Picture, from_pixels
+from didicm.data.many_channels import MOST_CHANNELS
 from didicm.errors import UserError
 from didicm.serving.engine import Answer, check_shape
 from didicm.serving.refusal import RefusalError
@@ -115,18 +116,23 @@ def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
         raise RefusalError(400, f"the request has {shape[0]} images: at most {limits.images} are allowed")
     if kind == "BYTES" and len(shape) == 1 and len(data) == shape[0]:
         return [from_base64(text) for text in data]
-    if kind == "UINT8" and len(shape) == 4 and shape[3] in (1, 3) and math.prod(shape) <= limits.upload_bytes:
+    if (
+        kind == "UINT8"
+        and len(shape) == 4
+        and shape[3] <= MOST_CHANNELS
+        and math.prod(shape) <= limits.upload_bytes
+    ):
         try:
             pixels = np.asarray(data, dtype=np.uint8).reshape(shape)
         except (ValueError, TypeError, OverflowError) as error:
             raise RefusalError(
                 400, "the data of a UINT8 tensor must be as many numbers as its shape says"
             ) from error
-        return [_checked(Image.fromarray(array[..., 0] if shape[3] == 1 else array), limits) for array in pixels]
-    raise RefusalError(400, "the tensor must be BYTES of shape (N), or UINT8 of shape (N, H, W, 1 or 3)")
+        return [_checked(from_pixels(array), limits) for array in pixels]
+    raise RefusalError(400, "the tensor must be BYTES of shape (N), or UINT8 of shape (N, H, W, channels)")
 
 
-def _checked(image: Image.Image, limits: Limits) -> Source:
+def _checked(image: Picture, limits: Limits) -> Source:
     try:
         check_shape(image, limits.pixels)
     except UserError as error:

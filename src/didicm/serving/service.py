@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image
 
+from didicm.data.bands import Picture
 from didicm.errors import UserError
 from didicm.inference.adjust import Adjustment, kept_rule, make_adjustment
 from didicm.serving.batching import Batcher
@@ -26,7 +26,7 @@ log = logging.getLogger("didicm.serving")
 
 LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are decoded one at a time: they take memory
 
-Source: TypeAlias = bytes | Image.Image | UserError  # an upload, its pixels, or why there are none
+Source: TypeAlias = bytes | Picture | UserError  # an upload, its pixels, or why there are none
 
 
 @dataclass(frozen=True)

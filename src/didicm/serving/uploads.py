@@ -8,17 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
+from didicm.data.bands import Picture
+from didicm.data.decode import MODES, own_channels
+from didicm.data.many_channels import open_bands, open_many
 from didicm.errors import UserError, did_you_mean
 from didicm.serving.engine import Question, check_shape
 from didicm.serving.refusal import RefusalError
 from didicm.serving.security import Limits
 from didicm.values import Natural, Settings, field_types
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # and arrays (NPY), for models of many channels
 MOST_NAMES = 100_000  # in an option: more would keep others waiting
 IMAGE_KEYS = ("image", "images")
 
@@ -110,12 +113,17 @@ def make_options(given: Mapping[str, Any], limits: Limits) -> Options:
     return options
 
 
-def open_upload(data: bytes, pixels: int) -> Image.Image:
-    """The image that bytes hold, judged by their content and not yet decoded; errors are the client's to fix."""
+def open_upload(data: bytes, pixels: int) -> Picture:
+    """The image that bytes hold, judged by their content; errors are the client's to fix.
+
+    It is not decoded yet, but for arrays and TIFFs of many channels, which take the memory of one image at most.
+    """
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = _open(data)
     except Image.DecompressionBombError as error:
         raise UserError(f"the image has too many pixels: at most {pixels:,} are allowed") from error
+    except UserError:
+        raise
     except Exception as error:  # a broken file can raise nearly anything from inside a decoder
         names = ", ".join(FORMATS[:-1])
         raise UserError(f"this cannot be read as an image: send {names} or {FORMATS[-1]}") from error
@@ -123,7 +131,17 @@ def open_upload(data: bytes, pixels: int) -> Image.Image:
     return image
 
 
-def load_pixels(image: Image.Image) -> Image.Image:
+def _open(data: bytes) -> Picture:
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        if (found := open_many(data)) is None:
+            raise
+        return found
+    return open_bands(data) if own_channels(image) not in MODES else image
+
+
+def load_pixels(image: Picture) -> Picture:
     """Decode what was opened."""
     try:
         image.load()

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image, features
 
 from didicm.data import EvalTransform, decode, open_data, open_image, to_channels
-from didicm.data.decode import MEMORY, resize_and_crop
+from didicm.data.decode import resize_and_crop
 from didicm.data.doctor import examine
+from didicm.data.limits import MEMORY
 from didicm.errors import UserError
 
 BOUND = 300 * 2**20
@@ -115,7 +116,7 @@ def turned():
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_images_that_are_read_stay_within_300_mb(name, peak, tmp_path, monkeypatch):
-    monkeypatch.setattr("didicm.data.decode.MEMORY", MEMORY // 4)  # a quarter is as telling, and faster
+    monkeypatch.setattr("didicm.data.limits.MEMORY", MEMORY // 4)  # a quarter is as telling, and faster
     (tmp_path / "image").write_bytes(ACCEPTED[name]())
     used, answer = peak(lambda: seen(tmp_path / "image"))
     assert answer == "(3, 224, 224)"
