@@ -164,7 +164,7 @@ def test_only_a_validation_folder(tmp_path, make_folder):
 
 def test_wrong_channels(tmp_path, make_folder):
     with pytest.raises(DataError, match="channels must be 1"):
-        open_data(str(make_folder(tmp_path)), channels=4)
+        open_data(str(make_folder(tmp_path)), channels=33)
 
 
 def test_hold_out_cuts_only_when_needed(tmp_path, make_folder):
