@@ -309,8 +309,9 @@ class StandardClassifier(Classifier):
     def _logits_and_features(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and what the last layer makes them of: without timm's interface, the logits themselves."""
         model: Any = self.model
-        whole = all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier"))
-        if not whole or image.ndim == 2:  # features that were computed earlier
+        if image.ndim == 2:  # features that were computed earlier
+            return self._logits(image), image
+        if not all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier")):
             logits = self._logits(image)
             return logits, logits
         x = model.forward_features(image)

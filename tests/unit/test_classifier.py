@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from timm.loss import BinaryCrossEntropy
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +21,7 @@ from didicm import (
 from didicm.classifier import Loss
 from didicm.data import Augment, Mixer
 from didicm.diffusion import Geometric
-from didicm.models import cost
+from didicm.models import BackboneBaseline, cost
 
 SMALL = {"num_classes": 5, "width": 0.125, "stem": "tiny"}
 
@@ -505,3 +506,16 @@ def test_networks_of_ones_own_are_welcome():
 def test_bad_settings_are_named(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def test_stored_features_give_the_answer_and_the_features_of_their_images():
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(48, 6))
+    backbone.num_features = 6
+    classifier = StandardClassifier(BackboneBaseline(backbone=backbone, num_classes=4)).eval()
+    image = torch.rand(3, 3, 4, 4)
+    with torch.no_grad():
+        stored = classifier.model.embed(image)
+        whole, later = classifier.posterior(image), classifier.posterior(stored)
+    assert torch.equal(whole.probs, later.probs)
+    assert torch.equal(whole.features, later.features)
+    assert later.features.shape == (3, 6)
