@@ -31,6 +31,9 @@ from didicm.report.verdict import verdict
 
 FOLDER = Path(__file__).parent / "results"
 ORDER = (
+    "fair",
+    "labels",
+    "steps",
     "main",
     "released",
     "stems",

@@ -117,8 +117,8 @@ class TrainConfig(Settings):
 
     Args:
         data: where the images are: a folder, hf://..., wds://..., timm://..., fashion-mini
-        labels: a table of what the images of a folder show (CSV or parquet): columns path and label, or path and
-            the votes for each class; optionally split and group
+        labels: a table of what the images of a folder show (CSV or parquet, here or in that folder): columns path
+            and label, or path and the votes for each class; optionally split and group
         group_by: a column, or a regular expression for the names of images, that tells the patient, camera or
             sequence of an image; each is kept on one side of every split
         out: the run's directory

@@ -43,9 +43,11 @@ class TableSet(ImageSet):
 def open_table(folder: str, file: str, group_by: str | None = None) -> tuple[ImageSet, ImageSet | None]:
     """Open the images below `folder` that the table `file` names, by its column `split` where it has one.
 
+    The table may lie in that folder, too, and be named from there.
     Without a column `label`, every column but path, split, group and `group_by` holds the votes for a class.
     """
-    root, columns = Path(folder).expanduser(), read_columns(Path(file).expanduser(), PATH)
+    root, place = Path(folder).expanduser(), Path(file).expanduser()
+    columns = read_columns(place if place.exists() or not (root / place).exists() else root / place, PATH)
     if not root.is_dir():
         raise DataError(f"{readable(folder)!r} is not a folder; a table of labels goes with a folder of images")
     _check_paths(root, columns, file)

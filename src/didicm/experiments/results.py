@@ -128,7 +128,7 @@ class Plan(Settings):
             return f"held_out is {before.held_out:g}, not {now.held_out:g}"
         if before.tune != now.tune:
             return f"tune is {before.tune}, not {now.tune}"
-        by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval", "label_noise"}
+        by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval", "label_noise", "labels"}
         by_condition.update(*map(_leaves, (*before.by_fraction.values(), *now.by_fraction.values())))
         for m, c, other, d in product(before.methods, before.conditions, now.methods, now.conditions):
             if str(m) != str(other) and (m.recipe, m.baseline) != (other.recipe, other.baseline):

@@ -55,6 +55,7 @@ class Condition(Settings):
     fraction: Amount = 1.0  # of the training images, or images per class
     corruption: str | None = None  # of training and test images, such as noise:3
     label_noise: LabelNoise = 0.0  # of training labels, as in TrainConfig
+    labels: str | None = None  # a table of labels, as in TrainConfig: such as what other people said
 
     def __str__(self) -> str:
         part = (
@@ -67,15 +68,18 @@ class Condition(Settings):
 
     @property
     def noise(self) -> str:
-        """The label noise in words, if there is any."""
+        """The label noise in words, if there is any; labels of another table are one kind of it."""
+        if self.labels is not None:
+            return f"labels of {self.labels}"
         if isinstance(self.label_noise, str):
             return f"label noise of {self.label_noise}"
         return f"{100 * self.label_noise:g} % label noise" if self.label_noise else ""
 
     @property
     def noise_order(self) -> tuple[float, str]:
-        """By the share of wrong labels; confusion matrices come last."""
-        return (math.inf, self.label_noise) if isinstance(self.label_noise, str) else (self.label_noise, "")
+        """By the share of wrong labels; confusion matrices and tables come last."""
+        named = self.labels or self.label_noise
+        return (math.inf, named) if isinstance(named, str) else (named, "")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class Condition(Settings):
             "corrupt_train": self.corruption,
             "corrupt_eval": self.corruption,
         }
-        own |= {"label_noise": self.label_noise or None}
+        own |= {"label_noise": self.label_noise or None, "labels": self.labels}
         return {"fraction": self.fraction, **{name: value for name, value in own.items() if value is not None}}
 
 

@@ -78,9 +78,9 @@ def _draw_lines(
 
 
 def have_order(columns: Iterable[Column]) -> bool:
-    """Whether a line may join the columns: corruptions of different kinds and confusion matrices have no order."""
+    """Whether a line may join the columns: corruptions of different kinds and labels from files have no order."""
     columns = list(columns)
-    if any(isinstance(c, Condition) and isinstance(c.label_noise, str) for c in columns):
+    if any(isinstance(c, Condition) and (c.labels or isinstance(c.label_noise, str)) for c in columns):
         return False
     corruptions = {c.corruption for c in columns if isinstance(c, Condition) and c.corruption}
     return len({re.sub(r":\d+", "", corruption) for corruption in corruptions}) <= 1

@@ -165,3 +165,9 @@ def test_what_is_held_out_are_whole_groups(folder, table):
     one = table("path,label,group", *beside("xxxx"))
     with pytest.raises(DataError, match="no group can be held out"):
         hold_out(open_data(str(folder), labels=one), 0.5, seed=0)
+
+
+def test_a_table_may_lie_in_the_folder_and_be_named_from_there(folder, table):
+    table("path,label", *ROWS, name="images/labels.csv")
+    train, _ = open_data(str(folder), labels="labels.csv")
+    assert train.labels.tolist() == [0, 1, 0, 1]

@@ -251,3 +251,13 @@ def test_label_noise_is_an_axis_of_comparisons_and_studies(tiny):
 
 def labels_by_name(images):
     return {images.name(i): images.labels[i] for i in range(len(images))}
+
+
+def test_conditions_may_differ_in_their_table_of_labels(tiny):
+    conditions = [{"resolution": 7, "labels": name} for name in ("worse.csv", "aggre.csv", None)]
+    study = make_study({**asdict(tiny()), "conditions": conditions}, "here")
+    runs = study.runs("photos", 1, {"labels": "all.csv"})
+    assert [run.config.labels for run in runs[::2]] == ["worse.csv", "aggre.csv", "all.csv"]
+    assert len({run.key for run in runs}) == 6
+    assert str(study.conditions[0]) == "7 px, 100 % of the images, labels of worse.csv"
+    assert sorted(study.conditions, key=lambda c: c.noise_order)[0].labels is None
