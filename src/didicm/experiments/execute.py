@@ -16,6 +16,8 @@ from typing import IO
 import numpy as np
 from rich.console import Console
 
+from didicm.checkpoint import load, save
+from didicm.classifier import Ensemble
 from didicm.data import ArraySet, ImageSet, UnreadableImageError, is_small, stratified_split
 from didicm.errors import UserError, reason
 from didicm.experiments.measure import measure, measure_trial, trial_of
@@ -23,10 +25,11 @@ from didicm.experiments.results import Record, RunResult, Trial
 from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
 from didicm.locks import held
+from didicm.settings import TrainConfig
 from didicm.signals import STOPPING
 from didicm.text import SafeConsole
 from didicm.training.build import INDEX, RunComponents, build, check_batches
-from didicm.training.loop import BEST, DivergedError, train
+from didicm.training.loop import BEST, LAST, DivergedError, train
 from didicm.training.state import STATE, has_state
 
 RUNS = "runs"  # folder of trainings, which studies share
@@ -156,20 +159,45 @@ def _train_or_resume(
     if (training / TRAINED).exists():
         seconds: float | None = read_json(training / TRAINED, "delete it; the training is then finished again")
         return seconds
-    resumed = has_state(training)
+    resumed = any(has_state(Path(config.out)) for config in run.members)
     begun = time.monotonic()
-    _train(run, components, folder, console)
+    for i, config in enumerate(run.members):
+        own = components if len(run.members) == 1 else _with_network(run, config, components)
+        _train(config, own, folder, (i, len(run.members)), console)
     seconds = None if resumed else time.monotonic() - begun
     if _is_first():
+        if len(run.members) > 1:
+            _join(run, components)
         write_files(training, {TRAINED: to_json(seconds)})
-        for path in ((training / STATE).parent, training / BEST):  # only a resumed training needs them
-            shutil.rmtree(path, ignore_errors=True)
+        for config in run.members:  # only a resumed training needs them
+            for path in ((Path(config.out) / STATE).parent, Path(config.out) / BEST):
+                shutil.rmtree(path, ignore_errors=True)
     return seconds
 
 
-def _train(run: Run, components: RunComponents, folder: Path, console: Console | None = None) -> None:
-    """Train; how far that is goes to `folder`, once per second at most."""
-    config, written = run.config, -math.inf
+def _with_network(run: Run, config: TrainConfig, components: RunComponents) -> RunComponents:
+    """The components with the network of one of several trainings on the same images."""
+    member, _ = prepare(replace(run, config=config), components.index)
+    return replace(components, classifier=member.classifier)
+
+
+def _join(run: Run, components: RunComponents) -> None:
+    """Keep the ensemble of the members where a single training keeps its last model."""
+    save(
+        Ensemble([load(Path(config.out) / LAST).classifier for config in run.members]),
+        Path(run.config.out) / LAST,
+        class_names=components.class_names,
+        transform=components.eval_transform.to_dict(),
+        training_prior=components.training_prior,
+    )
+
+
+def _train(
+    config: TrainConfig, components: RunComponents, folder: Path, part: tuple[int, int], console: Console | None
+) -> None:
+    """Train; how far that is, as this part of several, goes to `folder`, once per second at most."""
+    number, parts = part
+    written = -math.inf
     if config.epochs * len(components.train) <= SHORT * config.batch_size:
         # Log every step: enough to tell whether the loss was still falling at the end.
         config = replace(config, run=replace(config.run, log_seconds=0.0))
@@ -177,7 +205,7 @@ def _train(run: Run, components: RunComponents, folder: Path, console: Console |
     def on_step(done: int, total: int) -> None:
         nonlocal written
         if time.monotonic() - written >= 1 and _is_first():
-            write_files(folder, {PROGRESS: f"{done / total:.5f}"})
+            write_files(folder, {PROGRESS: f"{(number + done / total) / parts:.5f}"})
             written = time.monotonic()
 
     train(config, components=components, on_step=on_step, console=console)

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from didicm.classifier import DiffusionClassifier
+from didicm.classifier import Classifier, Ensemble
 from didicm.errors import UserError
 from didicm.experiments.execute import prepare
 from didicm.experiments.measure import KEPT, samplers_of
 from didicm.experiments.spec import Condition, Run
-from didicm.training.build import Estimate, RunComponents, estimate
+from didicm.models import Cost
+from didicm.training.build import Estimate, RunComponents, estimate, training_multiply_adds
 
-BACKWARD = 2  # a backward pass takes twice the arithmetic of its forward pass
 FLOAT = 4  # bytes
 
 
@@ -56,20 +57,26 @@ def _in_proportion(run: Run, found: Forecast, epochs: int) -> Forecast:
 
 
 def _forecast(run: Run, components: RunComponents, test_images: int, need: Estimate) -> Forecast:
-    config, classifier = run.config, components.classifier
-    samplers, calls = samplers_of(classifier, run.samplers), [1]
-    if isinstance(classifier, DiffusionClassifier):
-        calls = [classifier.sampler.changed(**spec.settings).calls for spec in samplers]
-    draws = config.draws_per_image if isinstance(classifier, DiffusionClassifier) else 1
-    images = config.epochs * (len(components.train) // config.batch_size) * config.batch_size
+    classifier, members = components.classifier, len(run.members)
+    samplers = samplers_of(Ensemble([classifier] * members) if members > 1 else classifier, run.samplers)
+    asked = [{"members": members, **spec.settings} for spec in samplers]
+    posterior = [_posterior(classifier, need.cost, **settings) for settings in asked]
     measured = test_images + (len(components.val) if run.held_out else 0)
     posteriors = sum(spec.stored for spec in samplers) * test_images * len(components.class_names)
     pictures = KEPT * components.eval_transform.channels * components.eval_transform.size**2
     return Forecast(
-        parameters=need.cost.parameters,
-        multiply_adds=need.cost.total(calls[0]),
-        training=(1 + BACKWARD) * need.cost.total(draws) * images,
-        measuring=sum(map(need.cost.total, calls)) * measured,
+        parameters=members * need.cost.parameters,
+        multiply_adds=posterior[0],
+        training=members * training_multiply_adds(run.config, components, need.cost),
+        measuring=sum(posterior) * measured,
         memory=(need.weights_mb + need.activations_mb) * 2**20,
-        disk=FLOAT * (need.cost.parameters + posteriors) + pictures,
+        disk=FLOAT * (members * need.cost.parameters + posteriors) + pictures,
     )
+
+
+def _posterior(classifier: Classifier, price: Cost, members: int, **settings: Any) -> int:
+    """Multiply-adds of one posterior, by the most calls that it may take."""
+    sampler, _ = classifier.resolve(**settings)
+    if sampler is None:
+        return members * price.total(1, settings.get("views", 1))
+    return members * price.total(sampler.calls, sampler.encodings)

@@ -13,7 +13,7 @@ from lightning_fabric import Fabric
 from safetensors.torch import save_file
 
 from didicm.checkpoint import load
-from didicm.classifier import Classifier, DiffusionClassifier
+from didicm.classifier import Classifier, DiffusionClassifier, Ensemble
 from didicm.data import ImageSet
 from didicm.diffusion import Step
 from didicm.evaluation.calibration import WEAK_PRIOR, apply_temperature, fit_temperature
@@ -24,7 +24,8 @@ from didicm.experiments.results import Measurement, RunResult, Trial
 from didicm.experiments.spec import MEASURED, ONE_CALL, PICTURES, Run, SamplerSpec
 from didicm.experiments.tune import SEARCHED
 from didicm.files import write_files
-from didicm.training.build import RunComponents
+from didicm.models import cost
+from didicm.training.build import RunComponents, training_multiply_adds
 from didicm.training.devices import make_fabric
 from didicm.training.loop import LAST
 from didicm.training.tracking import METRICS
@@ -150,6 +151,7 @@ def _result(
 ) -> RunResult:
     """Metrics of one sampler after the other, and files of the posteriors that are stored."""
     size, measurements = components.eval_transform.size, []
+    price = cost(components.classifier.model, size)
     for i, spec in enumerate(samplers):
         probs, calls = tested.probs[spec.name], tested.nfe[spec.name]
         temperature, scaled, file = None, None, None
@@ -186,7 +188,8 @@ def _result(
         train_seconds=seconds,
         measurements=tuple(measurements),
         versions=_versions(),
-        final_epochs_gain=final_epochs_gain(Path(run.config.out) / METRICS, run.config.epochs),
+        train_multiply_adds=sum(training_multiply_adds(x, components, price) for x in run.members),
+        final_epochs_gain=final_epochs_gain(Path(run.members[0].out) / METRICS, run.config.epochs),
     )
 
 
@@ -195,11 +198,18 @@ def _versions() -> dict[str, str]:
 
 
 def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> list[SamplerSpec]:
-    """The ways to sample a classifier: those asked for, or its recipe's, a single call, and fewer steps."""
-    if not isinstance(classifier, DiffusionClassifier):
-        return [SamplerSpec(ONE_CALL)]
+    """The ways to sample a classifier: those asked for, or its recipe's, a single call, and fewer steps.
+
+    An ensemble answers by its first members, from one to all.
+    """
+    if isinstance(classifier, Ensemble):  # all of its members, and how the answer grows better with them
+        counts = range(len(classifier.members), 0, -1)
+        words = {n: f"{n} members" if n > 1 else "1 member" for n in counts}
+        return [SamplerSpec(words[n], {"members": n}, n == max(counts), "members") for n in counts]
     if asked:
         return list(asked)
+    if not isinstance(classifier, DiffusionClassifier):
+        return [SamplerSpec(ONE_CALL)]
 
     def cp(steps: int, stored: bool = True) -> SamplerSpec:
         return SamplerSpec(f"{steps} steps" if steps > 1 else "1 step", {"method": "cp", "steps": steps}, stored)

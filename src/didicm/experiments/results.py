@@ -63,6 +63,7 @@ class RunResult(Settings):
     train_seconds: NonNegative | None  # None if it was interrupted and resumed
     measurements: tuple[Measurement, ...]  # the main sampler first
     versions: dict[str, str]
+    train_multiply_adds: Count | None = None  # of all its trainings, forward and backward; None in older results
     final_epochs_gain: float | None = None  # relative fall of the mean loss over the last two tenths of the epochs
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,8 +140,10 @@ class Plan(Settings):
             for name, value in _leaves(self.settings.get(f"{m}, {c}", {})).items():
                 if name not in own and values.get(name, value) != value:
                     return f"{name} is {value}, not {values[name]}"
-        if [(s.name, s.settings) for s in before.samplers] != [(s.name, s.settings) for s in now.samplers]:
-            return f"samplers are {', '.join(spec.name for spec in before.samplers) or 'the usual ones'}"
+        for name in ("samplers", "baseline_samplers"):
+            asked, wanted = getattr(before, name), getattr(now, name)
+            if [(s.name, s.settings) for s in asked] != [(s.name, s.settings) for s in wanted]:
+                return f"{name} are {', '.join(spec.name for spec in asked) or 'the usual ones'}"
         return ""
 
     def extended(self, new: "Plan") -> "Plan":

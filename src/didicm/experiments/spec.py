@@ -43,6 +43,7 @@ LATER = {
     "mask": 0.0,
 }
 MOST_RUNS = 100_000  # of a study
+SEEDS_APART = 1000  # between members of an ensemble, further than seeds of a study
 Trials = Annotated[int, Range(0, 1000)]
 ONE_CALL = "1 call"  # name of the sampler that asks the network once
 
@@ -105,6 +106,7 @@ class Method(Settings):
     size: str = ""  # of the network, its place in layout `sizes`
     recipe: str | None = None  # if another than the study's
     settings: Mapping[str, Any] = field(default_factory=dict)  # by dotted names of TrainConfig
+    members: Annotated[int, Range(1, 100)] = 1  # trainings with other seeds on the same images: a deep ensemble
 
     def __str__(self) -> str:
         return ", ".join(filter(None, [self.line, self.size]))
@@ -143,13 +145,24 @@ class Run:
     condition: Condition
     seed: int
     config: TrainConfig
-    samplers: tuple[SamplerSpec, ...] = ()  # of DiDiCM's networks, the main one first; none for the usual ones
+    samplers: tuple[SamplerSpec, ...] = ()  # of its network, the main one first; none for the usual ones
     held_out: float = 0.1  # share of the training images kept for the temperature; 0 for no temperature
     trial: int | None = None  # its number in the search of a tuned study: such a run never meets test images
 
     def __str__(self) -> str:
         which = f"seed {self.seed}" if self.trial is None else f"trial {self.trial}"
         return f"{self.method}, {self.condition}, {which}"
+
+    @property
+    def members(self) -> list[TrainConfig]:
+        """The trainings of a deep ensemble, on the same images; the run's own if it is none, or only a trial."""
+        count = 1 if self.trial is not None else self.method.members
+        return [self.config] if count == 1 else [self._member(i) for i in range(count)]
+
+    def _member(self, i: int) -> TrainConfig:
+        out = self.config.out and str(Path(self.config.out) / f"member-{i}")
+        seed = self.config.seed + i * SEEDS_APART
+        return replace(self.config, seed=seed, data_seed=self.config.image_seed, out=out)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -162,6 +175,8 @@ class Run:
         """A name that is the same for the same training, and fit for a file."""
         known = {name: value for name, value in self.settings.items() if LATER.get(name, ...) != value}
         values = {**known, "seed": self.config.seed, "held_out": self.held_out}
+        if len(self.members) > 1:
+            values["members"] = len(self.members)
         values["precision"] = values.pop("run.precision")
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
         condition = self.condition
@@ -196,7 +211,8 @@ class Study(Settings):
     recipe: str = "small"  # settings that all methods start from
     settings: Mapping[str, Any] = field(default_factory=dict)  # of all trainings, by dotted names
     by_fraction: Mapping[float, Mapping[str, Any]] = field(default_factory=dict)  # such as more epochs for few
-    samplers: tuple[SamplerSpec, ...] = ()  # as in `Run`
+    samplers: tuple[SamplerSpec, ...] = ()  # of DiDiCM, as in `Run`
+    baseline_samplers: tuple[SamplerSpec, ...] = ()  # of standard classifiers, such as several views
     seeds: Few = 3
     held_out: Annotated[float, Range(0, 1)] = 0.1  # as in `Run`
     tune: Trials = 0  # of every method under every condition, see `tune.py`; 0 searches nothing
@@ -215,11 +231,14 @@ class Study(Settings):
         `settings` are the user's: they override recipes and the study, but not what makes a method.
         """
         asked = {**(settings or {}), "data": data}
-        samplers = {c: tuple(spec for spec in self.samplers if spec.suits(c)) for c in self.conditions}
         return [
-            Run(method, c, seed, self._config(method, c, seed, asked), samplers[c], self.held_out)
+            Run(method, c, seed, self._config(method, c, seed, asked), self._samplers(method, c), self.held_out)
             for seed, c, method in product(range(seeds), self.conditions, self.methods)
         ]
+
+    def _samplers(self, method: Method, condition: Condition) -> tuple[SamplerSpec, ...]:
+        specs = self.baseline_samplers if method.baseline else self.samplers
+        return tuple(spec for spec in specs if spec.suits(condition))
 
     def _config(self, method: Method, condition: Condition, seed: int, asked: Mapping[str, Any]) -> TrainConfig:
         """Settings of one training: the method's recipe, changed by the weakest wish first."""
@@ -253,6 +272,10 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     for condition in study.conditions:
         if condition.corruption is not None:
             Corruptions.parse(condition.corruption)
+    for spec in study.baseline_samplers:
+        override(Sampler(), spec.settings)
+        wrong = next((name for name in spec.settings if name not in ("views", "seed")), None)
+        yield wrong is not None, f"baseline_samplers: a standard classifier has no {wrong}: it may have views"
     for spec in study.samplers:
         override(Sampler(), spec.settings)
         unknown = next((name for name in spec.at if name not in CONDITION_FIELDS), None)

@@ -100,6 +100,7 @@ def make_study(content: Mapping[str, Any], where: str) -> Study:
             if name in values:
                 values[name] = tuple(make(entry) for entry in coerce(values[name], entries, name))
         values["samplers"] = _samplers(values.get("samplers", {}), curves)
+        values["baseline_samplers"] = _samplers(values.get("baseline_samplers", {}), {})
         return _make(Study, values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
@@ -107,7 +108,7 @@ def make_study(content: Mapping[str, Any], where: str) -> Study:
 
 def _method(values: Mapping[str, Any]) -> Method:
     """A method; what is none of its own fields is a setting of the training."""
-    own = {key: values[key] for key in ("name", "variant", "size", "recipe") if key in values}
+    own = {key: values[key] for key in ("name", "variant", "size", "recipe", "members") if key in values}
     if "size" in own:
         own["size"] = str(own["size"])  # to YAML, 18 is a number
     rest = {key: value for key, value in values.items() if key not in (*own, "settings")}

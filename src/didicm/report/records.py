@@ -7,7 +7,7 @@ from typing import Any
 
 from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import Measurement, RunResult
-from didicm.experiments.spec import Condition, Method, Study
+from didicm.experiments.spec import ONE_CALL, Condition, Method, Study
 
 LEVEL = 0.95
 MINUS = "\N{MINUS SIGN}"
@@ -88,7 +88,8 @@ class Entry:
     sampler: str
 
     def __str__(self) -> str:
-        return str(self.method) if self.method.baseline else f"{self.method}, {self.sampler}"
+        usual = self.method.baseline and self.sampler == ONE_CALL
+        return str(self.method) if usual else f"{self.method}, {self.sampler}"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from didicm.values import coerce
 
 SCORE_ONLY = ("layout", "parameterization", "noise_embedding")  # arguments that no baseline has
 INDEX = "index"  # folder of listings, of a run or of a grid
+BACKWARD = 2  # a backward pass takes twice the arithmetic of its forward pass
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,13 @@ def check_batches(config: TrainConfig, components: RunComponents, world_size: in
             "lower batch_size or use more images"
         )
     return share
+
+
+def training_multiply_adds(config: TrainConfig, components: RunComponents, price: Cost) -> int:
+    """Multiply-adds of a whole training, forward and backward: an image is encoded, and called once per draw."""
+    draws = config.draws_per_image if isinstance(components.classifier, DiffusionClassifier) else 1
+    images = config.epochs * (len(components.train) // config.batch_size) * config.batch_size
+    return (1 + BACKWARD) * price.total(draws) * images
 
 
 @dataclass(frozen=True)
