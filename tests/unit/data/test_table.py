@@ -169,5 +169,5 @@ def test_what_is_held_out_are_whole_groups(folder, table):
 
 def test_a_table_may_lie_in_the_folder_and_be_named_from_there(folder, table):
     table("path,label", *ROWS, name="images/labels.csv")
-    train, _ = open_data(str(folder), labels="labels.csv")
+    train = open_data(str(folder), labels="labels.csv").train
     assert train.labels.tolist() == [0, 1, 0, 1]
