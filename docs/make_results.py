@@ -43,6 +43,7 @@ ORDER = (
     "solvers",
     "schedules",
     "objectives",
+    "training",
     "finetune",
 )
 HEAD = """# Results

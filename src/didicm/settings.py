@@ -134,6 +134,8 @@ class TrainConfig(Settings):
         stratified_time: space the times of a batch evenly instead of drawing each by itself
         mask: share of the draws whose label is masked, which train the answer without a label by cross-entropy: 0
             is DiDiCM, 1 a standard classifier (with sampler.method readout)
+        teacher: a run or model directory whose posteriors of the augmented and mixed images are the targets
+        teacher_sampler: how the teacher is asked, as in --teacher-sampler.views 8; by default as stored with it
         fraction: of the training images, the same of every class; a whole number from 2 is so many per class
         label_noise: share of training labels to replace by wrong ones, or a table with a confusion matrix: the
             true class in column label, and how often it is labelled as each class; validation labels stay right
@@ -160,6 +162,8 @@ class TrainConfig(Settings):
     time_sampling: TimeSampling = "uniform"
     stratified_time: bool = False
     mask: Annotated[float, Range(0, 1)] = 0.0
+    teacher: str | None = None
+    teacher_sampler: Mapping[str, Any] = field(default_factory=dict)
     sampler: Sampler = field(default_factory=Sampler)
     image: ImageConfig = field(default_factory=ImageConfig)
     augment: Augment = field(default_factory=Augment)

@@ -12,6 +12,7 @@ from didicm.errors import UserError, did_you_mean, reason, torch_required
 # What each command does; its module here is named alike.
 COMMANDS = {
     "train": "train a classifier on your images; run it again to resume",
+    "distill": "teach one network call what a trained model says in many",
     "evaluate": "measure a model on labelled images",
     "calibrate": "fit a temperature and conformal sets on held-out images",
     "predict": "say what is on images, and how sure that is",

@@ -51,15 +51,20 @@ def main(argv: list[str]) -> int:
     if rest:
         raise UserError(f"didicm train does not take {rest[0]!r}: see didicm train --help")
     options = TrainOptions(**{name: given.pop(name) for name in setting_types(TrainOptions) if name in given})
-    config = resolve(options, given)
+    names = stated(options, given)
+    return carry_out(resolve(options, given), names, dry_run=options.dry_run, extend=options.extend)
+
+
+def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = False, extend: bool = False) -> int:
+    """Train, resume or describe a run of these settings, of which the user stated those of these names."""
     if not config.out:
         raise UserError("no --out: say where the run's directory should be")
     folder, console = Path(config.out), SafeConsole(soft_wrap=True)
     if holds_run(folder):
-        config = resume(folder, config, stated(options, given), extend=options.extend)
+        config = resume(folder, config, names, extend=extend)
     elif folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {HELD}):
         raise UserError(f"{folder} is in use and holds no run: give another --out")
-    if options.dry_run:
+    if dry_run:
         show_plan(config, console)
         return 0
     if is_finished(folder, config):

@@ -28,7 +28,7 @@ STUDIES = Path(__file__).with_name("studies")
 PUBLISHED = "published.yaml"
 MEASURED, PICTURES = "measured", "pictures.safetensors"  # folder of a study, with one per run, and a file in that
 # Settings that came later: at these values a run keeps the key that it had without them.
-LATER = {
+LATER: dict[str, Any] = {
     "sampler.floor": False,
     "sampler.tolerance": 0.0,
     "sampler.chunk": None,
@@ -41,6 +41,8 @@ LATER = {
     "time_sampling": "uniform",
     "stratified_time": False,
     "mask": 0.0,
+    "teacher": None,
+    "teacher_sampler": {},
 }
 MOST_RUNS = 100_000  # of a study
 SEEDS_APART = 1000  # between members of an ensemble, further than seeds of a study

@@ -9,7 +9,7 @@ import torch
 from timm.optim import list_optimizers
 from torch import Tensor, nn
 
-from didicm.checkpoint import load_weights
+from didicm.checkpoint import load, load_weights
 from didicm.classifier import Classifier, DiffusionClassifier, StandardClassifier
 from didicm.data import (
     Corruptions,
@@ -50,6 +50,7 @@ class RunComponents:
     class_weight: Tensor | None  # (K,), of mean 1 over the images
     training_prior: dict[str, Any]  # as a checkpoint stores it
     index: Path | None = None  # folder that keeps the listing of large data
+    teacher: Classifier | None = None  # whose posteriors are the targets
 
     @property
     def class_names(self) -> list[str]:
@@ -76,6 +77,9 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
         config.data, labels=config.labels, group_by=config.group_by, channels=image.channels or 3, index=index
     )
     transform = find_transform(data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation)
+    teacher = None
+    if config.teacher is not None:
+        teacher, transform = _open_teacher(config, data.train.class_names, transform)
     data = hold_out(data.with_channels(transform.channels), config.val_fraction, config.image_seed)
     assert data.val is not None
     chosen = subset(data.train.labels, config.fraction, config.image_seed)
@@ -87,7 +91,8 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
         counts = images.clip(min=1)
         weight = torch.tensor(len(train) / (counts * (counts > 0).sum()), dtype=torch.float32)
     classifier = build_classifier(config, len(train.class_names), transform.channels, fresh=fresh)
-    if isinstance(classifier.model, Backbone) and any(config.model_args.get(k) for k in ("pretrained", "weights")):
+    started = any(config.model_args.get(name) for name in ("pretrained", "weights"))
+    if isinstance(classifier.model, Backbone) and started and teacher is None:
         transform = replace(transform, **classifier.model.normalization)
     train_transform = TrainTransform(config.augment, transform)
     train_transform.check()
@@ -107,7 +112,27 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
         class_weight=weight,
         training_prior={"images": images.tolist(), "balance": config.balance},
         index=index,
+        teacher=teacher,
     )
+
+
+def _open_teacher(
+    config: TrainConfig, class_names: list[str], transform: EvalTransform
+) -> tuple[Classifier, EvalTransform]:
+    """The classifier whose posteriors are the targets, and how it sees images: its student sees them alike."""
+    assert config.teacher is not None
+    stored = load(config.teacher)
+    if stored.class_names not in (None, class_names) or stored.classifier.num_classes != len(class_names):
+        raise UserError(f"teacher {config.teacher} has other classes than --data {config.data}: give one of these")
+    if stored.transform is not None:
+        transform = EvalTransform.from_dict(stored.transform)
+    if config.image.size not in (None, transform.size):
+        raise UserError(
+            f"image.size is {config.image.size}, but teacher {config.teacher} sees {transform.size} pixels: "
+            "leave it out"
+        )
+    stored.classifier.resolve(**config.teacher_sampler)  # or say what it has not
+    return stored.classifier.requires_grad_(False), transform
 
 
 def build_classifier(config: TrainConfig, num_classes: int, channels: int, *, fresh: bool = True) -> Classifier:
@@ -169,6 +194,8 @@ def keeps_features(config: TrainConfig, classifier: Classifier) -> bool:
     network = classifier.model
     if not (isinstance(network, Backbone) and network.frozen and config.feature_views):
         return False
+    if config.teacher is not None:
+        raise UserError("a teacher looks at images, not at features: set feature_views 0")
     if config.augment.mixup or config.augment.cutmix:
         raise UserError("mixup and cutmix mix images, not features: leave them out, or set feature_views 0")
     return True

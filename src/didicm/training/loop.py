@@ -82,6 +82,8 @@ def train(
     run = components or build(config, fresh=not has_state(folder))
     if run.class_weight is not None:
         run = replace(run, class_weight=run.class_weight.to(fabric.device))
+    if run.teacher is not None:
+        run.teacher.to(fabric.device)
     check_batches(config, run, fabric.world_size)  # before anything is written
     console = console or SafeConsole(soft_wrap=True)
     with ExitStack() as until_the_end:
@@ -243,6 +245,9 @@ def _batch(
     u = run.classifier.random_numbers(len(image) * fabric.world_size, generator)
     u = u[fabric.global_rank :: fabric.world_size].to(image.device, non_blocking=True)
     image, target = mixer(image, label, number)
+    if run.teacher is not None:
+        with fabric.autocast():
+            target = run.teacher.posterior(image, **config.teacher_sampler).probs
     weight = None if run.class_weight is None else Loss.bits(target @ run.class_weight)
     if image.ndim == 4:  # stored features have no such layout
         image = image.to(memory_format=memory_format(image.device))
