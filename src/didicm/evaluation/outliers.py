@@ -40,7 +40,11 @@ class OutlierRule:
                 f"the network has {features.shape[1]} features and the stored outlier score {len(self.center)}: "
                 "calibrate again"
             )
-        return _distance(features, self.center, self.whiten)
+        return self.distance(features)
+
+    def distance(self, features: Tensor) -> Tensor:
+        """`scores` without its checks and where the features are, as an exported graph needs it."""
+        return _distance(features.double(), self.center, self.whiten)
 
     def to_dict(self) -> dict[str, Any]:
         """Its numbers, for JSON; the tensors have a file of their own."""

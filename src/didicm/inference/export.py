@@ -4,7 +4,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import cycle, islice
 from mmap import ACCESS_READ, mmap
@@ -24,32 +24,43 @@ from didicm.errors import UserError, reason
 from didicm.evaluation.calibration import Calibration, find_calibration, temperature_scaled
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.files import write_files
-from didicm.inference.onnx import IMAGE, PROBS, Metadata, OnnxPredictor
+from didicm.inference.onnx import IMAGE, PROBS, SCORE, Metadata, OnnxPredictor
 from didicm.inference.prediction import Array, read_source
 from didicm.inference.predictor import Predictor
 
 Format: TypeAlias = Literal["onnx", "torch"]
-Answer: TypeAlias = Callable[[Array], Array]
+Answer: TypeAlias = Callable[[Array], tuple[Array, Array | None]]  # probabilities, and outlier scores
 
 BATCH = "batch"  # what the number of images is called
 BATCHES = (1, 2, 5)  # that the exported graph is checked with
 TOLERANCE = 1e-4  # of a probability
+SCORE_TOLERANCE = 1e-2  # of an outlier score, of itself: unusual features are scaled up by a lot
 LARGEST = 2**31 - 2**24  # bytes of weights in one ONNX file, whose own limit is 2 GB
 METADATA = "didicm.json"  # inside a .pt2 file
 
 
 class Graph(nn.Module):
-    """From resized 8-bit images (B, H, W, C) to probabilities (B, K): normalisation, sampler, temperature."""
+    """From resized 8-bit images (B, H, W, C) to probabilities (B, K): normalisation, sampler, temperature.
 
-    def __init__(self, model: StoredModel, temperature: float | None) -> None:
+    With an outlier rule the scores (B,) come too.
+    """
+
+    def __init__(self, model: StoredModel, calibration: Calibration | None) -> None:
         super().__init__()
         self.classifier = model.classifier
-        self._transform, self._sampler, self._temperature = model.transform, model.sampler, temperature
+        self._transform, self._sampler, self._calibration = model.transform, model.sampler, calibration
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         seen = self._transform.finish(image.permute(0, 3, 1, 2))
-        probs = self.classifier.posterior(seen, **self._sampler).probs.float()
-        return probs if self._temperature is None else temperature_scaled(probs, self._temperature)
+        posterior = self.classifier.posterior(seen, **self._sampler)
+        probs = posterior.probs.float()
+        if self._calibration is None:
+            return probs
+        probs = temperature_scaled(probs, self._calibration.temperature)
+        rule = self._calibration.outliers
+        if rule is None or posterior.features is None:
+            return probs
+        return probs, rule.distance(posterior.features)
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,9 @@ def export(
         cases = _cases(Predictor(model, calibration), files)
 
     def write_checked(part: Path) -> None:
-        answer = write(_trace(model, metadata.temperature), part, metadata)
+        program = _trace(model, calibration)
+        scored = len(program.graph_signature.user_outputs) > 1
+        answer = write(program, part, metadata if scored else replace(metadata, outliers=None))
         found[0] = _largest_difference(answer, cases)
 
     write_files(out.parent, {out.name: write_checked})
@@ -138,18 +151,19 @@ def _metadata(model: StoredModel, calibration: Calibration | None) -> Metadata:
         temperature=None if calibration is None else calibration.temperature,
         conformal={} if calibration is None else {k: rule.to_dict() for k, rule in calibration.conformal.items()},
         training_prior=model.checkpoint.training_prior,
+        outliers=None if calibration is None or calibration.outliers is None else calibration.outliers.to_dict(),
         versions={package: version(package) for package in ("didicm", "torch")},
     )
 
 
-def _trace(model: StoredModel, temperature: float | None) -> ExportedProgram:
+def _trace(model: StoredModel, calibration: Calibration | None) -> ExportedProgram:
     """The graph, for any number of images."""
     size, channels = model.transform.size, model.transform.channels
     example = torch.zeros(2, size, size, channels, dtype=torch.uint8)
     try:
         with torch.no_grad():
             return torch.export.export(
-                Graph(model, temperature).eval(),
+                Graph(model, calibration).eval(),
                 (example,),
                 dynamic_shapes={IMAGE: {0: torch.export.Dim(BATCH)}},
             )
@@ -163,7 +177,8 @@ def _write_onnx(program: ExportedProgram, path: Path, metadata: Metadata) -> Ans
         import onnxscript  # noqa: F401, what the conversion runs on
     except ModuleNotFoundError as error:
         raise UserError('didicm export needs ONNX: pip install "didicm[export]"') from error
-    converted = torch.onnx.export(program, dynamo=True, input_names=[IMAGE], output_names=[PROBS], verbose=False)
+    outputs = [PROBS] if metadata.outliers is None else [PROBS, SCORE]
+    converted = torch.onnx.export(program, dynamo=True, input_names=[IMAGE], output_names=outputs, verbose=False)
     assert converted is not None
     graph = converted.model.graph
     for place in (*graph.inputs, *graph.outputs):
@@ -180,22 +195,35 @@ def _write_torch(program: ExportedProgram, path: Path, metadata: Metadata) -> An
         node.meta.pop("stack_trace", None)  # paths of this machine
     torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata.to_strings())})
     module = program.module()  # the file itself is not read back: that might unpickle
-    return lambda images: module(torch.from_numpy(images)).detach().numpy()
+
+    def answer(images: Array) -> tuple[Array, Array | None]:
+        found = module(torch.from_numpy(images))
+        probs, scores = found if isinstance(found, tuple) else (found, None)
+        return probs.detach().numpy(), None if scores is None else scores.numpy()
+
+    return answer
 
 
-def _cases(predictor: Predictor, files: Sequence[str | Path]) -> list[tuple[Array, Array]]:
-    """For each size of batch what the graph sees of the files, and what PyTorch says about the files."""
+def _cases(predictor: Predictor, files: Sequence[str | Path]) -> list[tuple[Array, Array, list[float | None]]]:
+    """For each size of batch what the graph sees of the files, and what PyTorch says: probabilities and scores."""
     cases = []
     for batch in BATCHES:
         chosen = list(islice(cycle(files), batch))
         pixels = stack([read_source(file, predictor.model.transform.prepare) for file in chosen])
-        cases.append((pixels, np.stack([prediction.probs.numpy() for prediction in predictor([*chosen])])))
+        told = predictor([*chosen])
+        probs = np.stack([prediction.probs.numpy() for prediction in told])
+        cases.append((pixels, probs, [prediction.outlier_score for prediction in told]))
     return cases
 
 
-def _largest_difference(answer: Answer, cases: Sequence[tuple[Array, Array]]) -> float:
-    """Of a probability; one that is too large is an error."""
-    largest = max(float(np.abs(answer(pixels) - expected).max()) for pixels, expected in cases)
+def _largest_difference(answer: Answer, cases: Sequence[tuple[Array, Array, list[float | None]]]) -> float:
+    """Of a probability; one that is too large is an error, and so is one of an outlier score."""
+    largest = 0.0
+    for pixels, expected, known in cases:
+        probs, scores = answer(pixels)
+        largest = max(largest, float(np.abs(probs - expected).max()))
+        if scores is not None and not np.allclose(scores, np.array(known, dtype=float), rtol=SCORE_TOLERANCE):
+            raise UserError("the outlier scores of the exported graph differ from PyTorch's: nothing was written")
     if not largest < TOLERANCE:
         raise UserError(
             f"the exported graph differs from PyTorch by {largest:.2g} in a probability, more than {TOLERANCE:g}: "

@@ -12,12 +12,14 @@ from didicm.data.bands import Picture
 from didicm.data.decode import resize_and_crop, to_channels
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.evaluation.label_sets import ConformalRule
-from didicm.inference.adjust import Prior, Taxonomy, adjusted, kept_rule, make_adjustment, note_on_sets
+from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment, note_on_sets
 from didicm.inference.prediction import Array, Prediction, Source, read_source
+from didicm.inference.rows import Floats, Outliers
 
 SUFFIX = ".onnx"
 FORMAT = 1
-IMAGE, PROBS = "image", "probs"  # uint8 (B, H, W, C) in, float32 (B, K) out
+# uint8 (B, H, W, C) in; float32 (B, K) and, where the model has an outlier score, float64 (B,) out
+IMAGE, PROBS, SCORE = "image", "probs", "outlier_score"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Metadata:
     conformal: dict[str, Any]  # rules for sets of classes, by name
     versions: dict[str, str]
     training_prior: dict[str, Any] | None = None  # as in a model's config; older files lack it
+    outliers: dict[str, Any] | None = None  # threshold of `SCORE`, and its false alarms; likewise
     format: int = FORMAT
 
     def to_strings(self) -> dict[str, str]:
@@ -45,6 +48,11 @@ class Metadata:
         if metadata.format != FORMAT:
             raise ValueError("its format is another than this version of didicm reads")
         return metadata
+
+    @property
+    def outlier_threshold(self) -> float | None:
+        """The score above which an image is unlike the training images."""
+        return None if self.outliers is None else float(self.outliers["threshold"])
 
 
 class OnnxPredictor:
@@ -87,6 +95,9 @@ class OnnxPredictor:
         try:
             metadata = Metadata.from_strings(session.get_modelmeta().custom_metadata_map)
             calibrated = "not calibrated" if metadata.temperature is None else "calibrated"
+            scored = SCORE in (output.name for output in session.get_outputs())
+            if scored != (metadata.outlier_threshold is not None):
+                raise ValueError("its outlier score and the threshold of that do not belong together")
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UserError(f"{path} is no model of didicm export ({reason(error)}): export it again") from error
         note = f"{path}: as exported, {calibrated}"
@@ -122,18 +133,33 @@ class OnnxPredictor:
         image = resize_and_crop(image, size, transform["crop_pct"], transform["interpolation"])
         return np.asarray(image).reshape(size, size, -1)
 
-    def posterior(self, images: Array) -> Array:
-        """P(class | image) as (B, K) probabilities of images (B, H, W, C) that `read` made."""
-        probs: Array = self.session.run([PROBS], {IMAGE: images})[0]
-        if not np.isfinite(probs).all():
+    def posterior(self, images: Array) -> tuple[Array, Array | None]:
+        """P(class | image), (B, K), and outlier scores (B,) of images (B, H, W, C) that `read` made."""
+        outputs = [PROBS] if self.metadata.outliers is None else [PROBS, SCORE]
+        found: list[Array] = self.session.run(outputs, {IMAGE: images})
+        if not all(np.isfinite(values).all() for values in found):
             raise FloatingPointError("the model answered with numbers that are not finite: its weights are broken")
-        return probs
+        return found[0], found[1] if len(found) > 1 else None
+
+    def answers(self, images: Array) -> tuple[Floats, Bools | None, Outliers | None]:
+        """Adjusted probabilities and conformal sets (B, M), and outliers, of images that `read` made."""
+        probs, scores = self.posterior(images)
+        threshold = self.metadata.outlier_threshold
+        outliers = None if scores is None or threshold is None else Outliers(scores, scores > threshold)
+        return *adjusted(probs, self.rule, self.adjustment), outliers
 
     def predict_batch(self, images: Sequence[Array]) -> list[Prediction]:
         """Predict images that `read` made."""
-        probs, sets = adjusted(self.posterior(np.stack(images)), self.rule, self.adjustment)
+        probs, sets, outliers = self.answers(np.stack(images))
         return [
-            Prediction.of(row, self.class_names, None if sets is None else sets[i]) for i, row in enumerate(probs)
+            Prediction.of(
+                row,
+                self.class_names,
+                None if sets is None else sets[i],
+                None,
+                *((None, None) if outliers is None else (outliers.scores[i].item(), outliers.unlike[i].item())),
+            )
+            for i, row in enumerate(probs)
         ]
 
 

@@ -156,7 +156,13 @@ class OnnxEngine:
     def predict(self, images: Sequence[Any], question: Question) -> list[Answer]:
         """Posteriors, calibrated if the file is."""
         return [
-            Answer(prediction.probs.astype(np.float64), prediction.conformal_set, None)
+            Answer(
+                prediction.probs.astype(np.float64),
+                prediction.conformal_set,
+                None,
+                prediction.outlier_score,
+                prediction.unlike_training,
+            )
             for prediction in self.predictor.predict_batch(images)
         ]
 

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from didicm import Predictor, UserError
 from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.fitting import calibrate
 from didicm.evaluation.label_sets import ConformalRule
+from didicm.inference.export import export
 from didicm.inference.onnx import OnnxPredictor
+from didicm.serving.engine import OnnxEngine, Question
 
 
 @pytest.fixture
@@ -128,3 +132,36 @@ def test_the_ten_lines_of_the_guide_say_the_same(onnx_model, tmp_path, write, mo
         told = [line.split(": ") for line in capsys.readouterr().out.splitlines()]
         expected = OnnxPredictor.load(onnx_model)(photo).classes
         assert told == [[name, f"{p:.6f}"] for name, p in expected]
+
+
+def test_foreign_images_are_flagged_as_by_pytorch(tmp_path, save_model, make_folder, works):
+    model = save_model(tmp_path / "model", "standard")
+    folder = make_folder(tmp_path / "images", classes=("ant", "bee", "cat"), count=40, size=(20, 16))
+    calibrate(model, str(folder), fraction=0.6)
+    export(model, tmp_path / "model.onnx")
+    theirs, ours = Predictor.load(model), OnnxPredictor.load(tmp_path / "model.onnx")
+    files = [*sorted(folder.rglob("*.png"))[::20], tmp_path / "white.png"]
+    Image.new("L", (9, 9), 255).save(files[-1])
+    expected, found = theirs(files), ours(files)
+    for one, other in zip(found, expected, strict=True):
+        assert one.outlier_score == pytest.approx(other.outlier_score, rel=1e-3)
+        assert (one.unlike_training, one.conformal_set) == (other.unlike_training, other.conformal_set)
+    assert {prediction.unlike_training for prediction in found} == {True, False}
+    shown = works("predict", tmp_path / "model.onnx", files[-1]).out
+    assert "unlike the training images" in shown
+    assert "holds the truth" not in shown
+    (answer,) = OnnxEngine(ours).predict([ours.read(files[-1])], Question())
+    assert (answer.unlike_training, answer.conformal_set) == (True, None)
+    with pytest.raises(UserError, match="do not belong together"):
+        OnnxPredictor.load(_without_threshold(tmp_path / "model.onnx"))
+
+
+def _without_threshold(path):
+    import onnx
+
+    model = onnx.load(path)
+    kept = {entry.key: entry.value for entry in model.metadata_props if entry.key != "outliers"}
+    del model.metadata_props[:]
+    onnx.helper.set_model_props(model, kept)
+    onnx.save(model, path.with_name("other.onnx"))
+    return path.with_name("other.onnx")
