@@ -67,9 +67,17 @@ def main(argv: list[str]) -> int:
         console.print(f"What the transforms do to three images: {readable(str(options.examples))}")
     findings = examine(data, partial(_track, console))
     if model is not None:
-        suspects, described = find_suspects(model, options.data, labels=options.labels, group_by=options.group_by)
-        told = f"{len(suspects)} labels are doubtful, by the model {options.check_labels} on images {described}"
-        for line in (told, *_first([str(suspect) for suspect in suspects], MOST_SUSPECTS)):
+        suspects = find_suspects(model, options.data, labels=options.labels, group_by=options.group_by)
+        told = [
+            f"{len(suspects.found)} labels are doubtful, by the model {options.check_labels} on "
+            f"{suspects.ranked} images {suspects.described}"
+        ]
+        if left := len(data.train) + len(data.val or ()) - suspects.ranked:
+            told.append(
+                f"The other {left} images are not ranked: the model has learnt their labels, right or wrong. To "
+                "check them, train with them held out: without a validation split, --seed chooses which"
+            )
+        for line in (*told, *_first([str(suspect) for suspect in suspects.found], MOST_SUSPECTS)):
             console.print(readable(line), highlight=False)
     for part in render(findings):
         console.print(part)

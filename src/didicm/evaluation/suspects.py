@@ -22,8 +22,17 @@ class Suspect:
         return f"{self.name}: labelled {self.label}, {self.likely} with {100 * self.probability:.1f} %"
 
 
-def find_suspects(model: StoredModel, data: str, **asked: Any) -> tuple[list[Suspect], str]:
-    """The suspects among a model's held-out images, the surest first, and which images those are in a few words.
+@dataclass(frozen=True)
+class Suspects:
+    """The suspects among the images that a model was not trained on, the surest first."""
+
+    found: list[Suspect]
+    ranked: int  # images that were looked at
+    described: str  # which they are, in a few words
+
+
+def find_suspects(model: StoredModel, data: str, **asked: Any) -> Suspects:
+    """Look for suspects among a model's held-out images: of those it was trained on it knows the labels by heart.
 
     `asked` are `labels` and `group_by`, as for `StoredModel.images`.
     """
@@ -37,4 +46,4 @@ def find_suspects(model: StoredModel, data: str, **asked: Any) -> tuple[list[Sus
         Suspect(found.image_names[i], names[int(found.labels[i])], names[int(likely[i])], float(top[i]))
         for i in ranked
     ]
-    return suspects, described
+    return Suspects(suspects, len(images), described)

@@ -19,6 +19,11 @@ _OPTIONS: dict[str, Any] = {
         ],
         "description": "How frequent each class is here; training undoes a balanced training.",
     },
+    "taxonomy": {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": {"type": "string"}},
+        "description": "Coarser names and their classes, whose probabilities are summed.",
+    },
     "trajectory": {"type": "boolean", "default": False, "description": "Answer with every step too."},
     "baseline": {"type": "boolean", "default": False, "description": "Ask the baseline too."},
 }
@@ -73,7 +78,7 @@ _ANSWER = {
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}}
 
 PREDICT: dict[str, Any] = {
-    "description": "Options may stand in the query as well: numbers, true or false, and the prior as JSON; "
+    "description": "Options may stand in the query as well: numbers, true or false, prior and taxonomy as JSON; "
     "classes repeated.",
     "parameters": [
         {"name": name, "in": "query", "required": False, "schema": _OPTIONS[name]}

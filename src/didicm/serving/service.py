@@ -132,13 +132,14 @@ def read_image(engine: Engine, image: Source, limits: Limits) -> Any:
 
 
 def adjustment_for(engine: Engine, options: Options) -> Adjustment | None:
-    """What the classes and the prior of a request do to the posterior."""
+    """What the classes, the prior and the taxonomy of a request do to the posterior."""
     try:
         return make_adjustment(
             engine.class_names,
             engine.training_prior,
             classes=options.classes or None,
             prior=options.prior or None,
+            taxonomy=options.taxonomy or None,
         )
     except UserError as error:
         raise RefusalError(422, str(error)) from error

@@ -36,6 +36,7 @@ class Options(Settings):
         top: classes in the answer
         classes: those that are possible here; the probabilities are renormalised to them
         prior: how frequent each class is here, if that differs from training; uniform; or training
+        taxonomy: coarser names and their classes, whose probabilities are summed
         trajectory: answer with every step of the sampler too
         baseline: ask the baseline too
     """
@@ -45,6 +46,7 @@ class Options(Settings):
     top: Natural = 5
     classes: tuple[str, ...] = ()
     prior: Mapping[str, float] | Literal["uniform", "training"] = field(default_factory=dict)
+    taxonomy: Mapping[str, Any] = field(default_factory=dict)
     trajectory: bool = False
     baseline: bool = False
 

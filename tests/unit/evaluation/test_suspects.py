@@ -27,7 +27,8 @@ def test_the_labels_that_a_model_doubts_come_first(tmp_path, make_checkpoint, so
         rows.append(f"{i}.png,{NAMES[(int(posterior.argmax()) + wrong) % 3]}")
     (tmp_path / "labels.csv").write_text("\n".join(rows))
     table = {"labels": str(tmp_path / "labels.csv")}
-    suspects, described = find_suspects(model, str(tmp_path / "images"), **table)
+    told = find_suspects(model, str(tmp_path / "images"), **table)
+    suspects = told.found
     sure = [i for i in (4, 11, 23) if probs[i].max() >= SURE]
     expected = sorted(sure, key=lambda i: -probs[i].max())
     assert expected  # else this says nothing
@@ -35,10 +36,22 @@ def test_the_labels_that_a_model_doubts_come_first(tmp_path, make_checkpoint, so
     assert np.allclose(
         [suspect.probability for suspect in suspects], [probs[i].max() for i in expected], atol=1e-4
     )
-    assert described.startswith("all of")
+    assert (told.ranked, told.described[:6]) == (30, "all of")
     code = main(["doctor", str(tmp_path / "images"), f"--labels={table['labels']}",
                  f"--check-labels={tmp_path / 'model'}", f"--examples={tmp_path / 'x.png'}"])  # fmt: skip
     printed = capsys.readouterr().out
     assert code in (0, 1)
     assert f"{len(expected)} labels are doubtful" in printed
     assert str(suspects[0]) in printed
+    assert "not ranked" not in printed
+
+
+def test_images_of_the_training_are_not_ranked_and_that_is_said(tmp_path, save_model, make_folder, capsys):
+    save_model(tmp_path / "model")
+    for split, count in (("train", 5), ("val", 3)):
+        make_folder(tmp_path / "images" / split, classes=NAMES, count=count, size=(8, 8))
+    asked = [tmp_path / "images", "--check-labels", tmp_path / "model", "--examples", tmp_path / "x.png"]
+    main(["doctor", *map(str, asked)])  # which has problems to tell: tiny classes, equal images
+    printed = capsys.readouterr().out
+    assert "on 9 images validation split of" in printed
+    assert "The other 15 images are not ranked: the model has learnt their labels" in printed

@@ -2,6 +2,7 @@ import base64
 import io
 import json
 import math
+from urllib.parse import quote
 
 import pytest
 from PIL import Image
@@ -95,6 +96,13 @@ def test_classes_and_prior_are_exact_arithmetic_on_the_posterior(client, predict
     assert dict(classes_of(content["predictions"][0])) == expected
     _, content = client.post("/predict?prior=training", data)
     assert dict(classes_of(content["predictions"][0])) == pytest.approx(p, abs=1e-5)
+    coarse = {"insect": ["ant", "bee"], "animal": ["cat"]}
+    for _, content in (
+        client.post_json("/predict", {"image": b64(data), "taxonomy": coarse}),
+        client.post(f"/predict?taxonomy={quote(json.dumps(coarse))}", data),
+    ):
+        summed = {"insect": p["ant"] + p["bee"], "animal": p["cat"]}
+        assert dict(classes_of(content["predictions"][0])) == pytest.approx(summed, abs=1e-5)
     assert client.post("/predict?prior=uniform&baseline=true", data)[0] == 422  # the baseline does not say its own
 
 
@@ -109,6 +117,8 @@ def test_classes_and_prior_are_exact_arithmetic_on_the_posterior(client, predict
         ("sampler=readout&trajectory=true", "no trajectory"),
         ("stepz=2", "did you mean steps?"),
         ("classes=dog", "choose one of ant, bee, cat"),
+        ('taxonomy={"insect":["ant"]}', "the taxonomy misses class"),
+        ('taxonomy={"insect":"ant"}', "must be a list of classes"),
         ('prior={"ant":1}', "says nothing of class 'bee'"),
         ('prior={"ant":-1,"bee":1,"cat":1}', "the prior of class 'ant' must be above 0"),
         ('prior={"ant":1,"bee":0,"cat":1}', "the prior of class 'bee' must be above 0"),
