@@ -132,7 +132,7 @@ def test_values_take_their_declared_type(value, kind, expected):
 
 # What may be 0; and what may be any number, because others bound it or it only counts seconds.
 ZERO = {
-    "feature_views", "label_noise", "label_proposal", "sampler.seed", "sampler.tolerance", "augment.pad",
+    "feature_views", "label_noise", "label_proposal", "mask", "sampler.seed", "sampler.tolerance", "augment.pad",
     "augment.hflip", "augment.color_jitter",
     "augment.mixup", "augment.cutmix", "augment.label_smoothing", "optimizer.weight_decay",
     "optimizer.warmup_epochs", "optimizer.ema", "optimizer.momentum", "seed", "data_seed", "run.workers",
