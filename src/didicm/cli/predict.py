@@ -1,6 +1,5 @@
 """`didicm predict`: what is on images, how sure the model is, and how it came to that."""
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from didicm.cli.flags import parse
 from didicm.cli.options import WORKERS, AskOptions
-from didicm.cli.predictions import claim, show, to_line
+from didicm.cli.predictions import claim, parse_shard, show, tell_rows, to_line
 from didicm.data.bands import viewable
 from didicm.data.decode import own_channels, to_channels
 from didicm.data.listing import ImageRef, list_images
@@ -106,10 +105,7 @@ class PredictOptions(AskOptions):
     @property
     def parsed_shard(self) -> tuple[int, int]:
         """Which shard, and of how many."""
-        found = re.fullmatch(r"(\d+)/(\d+)", self.shard)
-        if found is None:
-            raise UserError(f"--shard must be i/n with i from 1 to n, as in 2/8, got {self.shard!r}")
-        return int(found[1]), int(found[2])
+        return parse_shard(self.shard)
 
     @property
     def format(self) -> Format | None:
@@ -210,13 +206,8 @@ def write_rows(predictor: Predictor, options: PredictOptions, console: Console) 
             settings=options.settings,
             progress=progress,
         )
-    text = f"{options.out}: {done.images} rows written now" if done.images else f"{options.out} was complete"
-    if done.unreadable:
-        text += f"; {done.unreadable} of them without a prediction: the column error says why"
-    if readable_images := done.images - done.unreadable:
-        text += f"; {done.calls / readable_images:.3g} network calls per image"
-    console.print(text, highlight=False)
-    return 2 if done.images and not readable_images else 0
+    console.print(tell_rows(options.out, done), highlight=False)
+    return 2 if done.images and done.images == done.unreadable else 0
 
 
 def show_estimate(predictor: Predictor, options: PredictOptions, console: Console) -> int:

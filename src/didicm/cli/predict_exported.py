@@ -1,20 +1,26 @@
 """`didicm predict model.onnx`: the same by ONNX Runtime, without PyTorch; how it is asked was fixed at export."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from didicm.cli.flags import parse
-from didicm.cli.predictions import claim, show, to_line
+from didicm.cli.options import WORKERS
+from didicm.cli.predictions import claim, parse_shard, show, tell_rows, to_line
 from didicm.data.listing import list_images
 from didicm.errors import UserError
 from didicm.inference.adjust import read_prior, read_taxonomy
+from didicm.inference.bulk_exported import predict_exported
 from didicm.inference.onnx import OnnxPredictor
+from didicm.inference.parts import BulkSettings, Tally
 from didicm.inference.prediction import why_unreadable
+from didicm.progress import ProgressDisplay
 from didicm.text import SafeConsole, readable
 from didicm.values import Natural
+
+FOR_ROWS = ("parquet", "csv", "all_probs", "part_size", "workers", "shard")
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,13 @@ class ExportedOptions:
         taxonomy: a YAML file of coarser names (animal: [cat, dog]), to which probabilities are summed
         device: cpu or cuda; auto takes a GPU if ONNX Runtime can use one
         batch_size: changes the speed, not the result
+        out: write rows instead: a .jsonl, .csv or .parquet file, or a folder of parts; run again to go on
+        parquet: parts in Parquet
+        csv: parts in CSV
+        all_probs: the probabilities of all classes, too
+        part_size: rows per part
+        workers: threads that decode images
+        shard: i/n: predict the i-th of n shares; all may write into one folder
     """
 
     run: str
@@ -44,14 +57,30 @@ class ExportedOptions:
     taxonomy: Path | None = None
     device: str = "auto"
     batch_size: Natural = 64
+    out: Path | None = None
+    parquet: bool = False
+    csv: bool = False
+    all_probs: bool = False
+    part_size: Natural = BulkSettings.part_size
+    workers: Natural = WORKERS
+    shard: str = "1/1"
+
+    def check(self) -> None:
+        """Refuse what cannot be meant."""
+        if not self.images:
+            raise UserError("didicm predict needs IMAGES: files, folders, patterns, .tar or .parquet files, or -")
+        if self.parquet and self.csv:
+            raise UserError("--parquet and --csv are two formats: choose one")
+        for item in fields(self):
+            if self.out is None and item.name in FOR_ROWS and getattr(self, item.name) != item.default:
+                raise UserError(f"--{item.name.replace('_', '-')} is for rows in a file: say where, by --out")
 
 
 def main(argv: list[str]) -> int:
     """Predict all that can be read; exit code 2 when something could not."""
     text = "Classify images by an exported model: the most probable classes, the entropy, the conformal set."
     options = parse(argv, ExportedOptions, command="predict", description=text, positional=["run", "images"])
-    if not options.images:
-        raise UserError("didicm predict needs IMAGES: files, folders, patterns, .tar or .parquet files, or -")
+    options.check()
     predictor = OnnxPredictor.load(
         options.run,
         options.device,
@@ -62,6 +91,8 @@ def main(argv: list[str]) -> int:
     )
     console = SafeConsole(soft_wrap=True)
     print(predictor.note, file=sys.stderr)
+    if options.out is not None:
+        return write_rows(predictor, options, options.out)
     images, failed = list_images(options.images, sys.stdin.buffer), 0
     while batch := list(islice(images, options.batch_size)):
         names, seen = [], []
@@ -80,3 +111,27 @@ def main(argv: list[str]) -> int:
             else:
                 show(name, prediction, claim(predictor.rule, predictor.adjustment), options.top, console)
     return 2 if failed else 0
+
+
+def write_rows(predictor: OnnxPredictor, options: ExportedOptions, out: Path) -> int:
+    """Write a row per image, with progress, and say what there is; exit code 2 when no image could be read."""
+    console = SafeConsole(stderr=True, soft_wrap=True)
+    with ProgressDisplay(console, 1) as display:
+
+        def progress(done: Tally, todo: int) -> None:
+            display.update(done.images, f"{done.images}/{todo} images", total=todo)
+
+        done = predict_exported(
+            predictor,
+            options.images,
+            out,
+            format="parquet" if options.parquet else "csv" if options.csv else None,
+            shard=parse_shard(options.shard),
+            lines=sys.stdin.buffer,
+            settings=BulkSettings(
+                options.top, options.all_probs, options.part_size, options.batch_size, options.workers
+            ),
+            progress=progress,
+        )
+    console.print(tell_rows(out, done), highlight=False)
+    return 2 if done.images and done.images == done.unreadable else 0

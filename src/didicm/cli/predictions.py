@@ -2,17 +2,39 @@
 
 import json
 import math
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.options import percent
+from didicm.errors import UserError
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.adjust import Adjustment
+from didicm.inference.parts import Tally
 from didicm.inference.prediction import Prediction
 from didicm.text import readable
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Which shard, and of how many."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None:
+        raise UserError(f"--shard must be i/n with i from 1 to n, as in 2/8, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def tell_rows(out: Path, done: Tally) -> str:
+    """What came of writing rows, in a sentence."""
+    text = f"{out}: {done.images} rows written now" if done.images else f"{out} was complete"
+    if done.unreadable:
+        text += f"; {done.unreadable} of them without a prediction: the column error says why"
+    if readable_images := done.images - done.unreadable:
+        text += f"; {done.calls / readable_images:.3g} network calls per image"
+    return text
 
 
 def to_line(image: str, prediction: Prediction, top: int) -> str:

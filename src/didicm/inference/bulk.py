@@ -4,10 +4,7 @@ The images are written down in a fixed order and cut into parts. Each part becom
 the last of its images is done; a part that is there is never predicted again.
 """
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -19,10 +16,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from didicm.checkpoint import HUB
 from didicm.data import EvalTransform
-from didicm.data.listing import ImageRef, Listing, list_images, write_listing
+from didicm.data.listing import ImageRef, Listing, list_images
 from didicm.errors import UserError
 from didicm.evaluation.calibration import weights_digest
-from didicm.inference.parts import LISTING, Parts
+from didicm.inference.parts import BulkSettings as BulkSettings
+from didicm.inference.parts import Parts, written_down
+from didicm.inference.parts import Tally as Tally
 from didicm.inference.prediction import why_unreadable
 from didicm.inference.predictor import Predictor
 from didicm.inference.rows import Floats, Format, Outliers, Rows, RowWriter, join_rows, make_rows
@@ -32,30 +31,6 @@ from didicm.values import plain
 Engine: TypeAlias = Literal["local", "ray"]
 Progress: TypeAlias = Callable[["Tally", int], None]
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class BulkSettings:
-    """What a row says, and how the work is cut; only the first three change what is written."""
-
-    top: int = 5  # classes per row
-    all_probs: bool = False  # every class's probability as well
-    part_size: int = 4096  # rows per part: what a crash can cost, and the number of files in a folder
-    batch_size: int = 64
-    workers: int = 0  # processes that decode
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How much is done."""
-
-    images: int = 0
-    unreadable: int = 0
-    calls: int = 0  # of the network, for all images that could be read
-
-    def __add__(self, other: "Tally") -> "Tally":
-        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
-        return Tally(*(one + another for one, another in pairs))
 
 
 def predict(
@@ -88,7 +63,7 @@ def predict(
     predictor = model if isinstance(model, Predictor) else Predictor.load(model)
     settings, parts, done = settings or BulkSettings(), Parts(Path(out), format, shard), Tally()
     writer = RowWriter(parts.format, predictor.class_names)
-    with parts.owned(), _written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
+    with parts.owned(), written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
         if not (mine := parts.share(listing.parts)):
             raise UserError(
                 f"there is nothing for shard {shard[0]}/{shard[1]}: {listing.count} images make "
@@ -206,20 +181,6 @@ class _Work:
             for start in range(0, len(images), self._batch_size):
                 end = start + self._batch_size
                 yield number, end >= len(images), images[start:end]
-
-
-@contextmanager
-def _written_down(images: Iterable[ImageRef], folder: Path, part_size: int) -> Iterator[Listing]:
-    """The images in a file, beside the parts: machines that share those find it too."""
-    handle, name = tempfile.mkstemp(prefix=LISTING, dir=folder)
-    os.close(handle)
-    try:
-        listing = write_listing(Path(name).absolute(), images, part_size)
-        if not listing.count:
-            raise UserError("there are no images: name some files, folders or patterns")
-        yield listing
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _plan(predictor: Predictor, listing: Listing, settings: BulkSettings) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class OnnxPredictor:
         self,
         session: Any,
         metadata: Metadata,
+        path: Path,
         *,
         conformal: str = "lac",
         note: str = "",
@@ -70,8 +71,10 @@ class OnnxPredictor:
         taxonomy: Taxonomy | None = None,
     ) -> None:
         self.session, self.metadata, self.note = session, metadata, note
-        adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
-        self.adjustment = make_adjustment(metadata.class_names, metadata.training_prior, **adjusting)
+        self.path, self.adjusting = path, {"classes": classes, "prior": prior, "taxonomy": taxonomy}
+        self.adjustment = make_adjustment(
+            metadata.class_names, metadata.training_prior, classes=classes, prior=prior, taxonomy=taxonomy
+        )
         self.class_names = metadata.class_names if self.adjustment is None else self.adjustment.names
         rules = {name: ConformalRule.from_dict(rule) for name, rule in metadata.conformal.items()}
         if rules and conformal not in rules:
@@ -101,7 +104,7 @@ class OnnxPredictor:
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UserError(f"{path} is no model of didicm export ({reason(error)}): export it again") from error
         note = f"{path}: as exported, {calibrated}"
-        return cls(session, metadata, conformal=conformal, note=note, **adjusting)
+        return cls(session, metadata, Path(path), conformal=conformal, note=note, **adjusting)
 
     @overload
     def __call__(self, images: Source, *, batch_size: int = ...) -> Prediction: ...

@@ -3,13 +3,17 @@
 A folder keeps its parts. A file is joined from them at the end; until then they lie in a hidden folder beside it.
 """
 
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from didicm.data.listing import ImageRef, Listing, write_listing
 from didicm.errors import UserError
 from didicm.files import read_json, to_json, write_files
 from didicm.inference.rows import SUFFIXES, Format, Rows, RowWriter
@@ -17,6 +21,30 @@ from didicm.locks import LOCK, held
 
 PLAN, LISTING = ".plan.json", ".images-"
 AGAIN = "give another --out, or remove it to start anew"
+
+
+@dataclass(frozen=True)
+class BulkSettings:
+    """What a row says, and how the work is cut; only the first three change what is written."""
+
+    top: int = 5  # classes per row
+    all_probs: bool = False  # every class's probability as well
+    part_size: int = 4096  # rows per part: what a crash can cost, and the number of files in a folder
+    batch_size: int = 64
+    workers: int = 0  # processes that decode
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How much is done."""
+
+    images: int = 0
+    unreadable: int = 0
+    calls: int = 0  # of the network, for all images that could be read
+
+    def __add__(self, other: "Tally") -> "Tally":
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return Tally(*(one + another for one, another in pairs))
 
 
 class Parts:
@@ -90,3 +118,17 @@ class Parts:
         elif all(self.path(k).exists() for k in numbers):
             for path in chain(self.folder.glob(f"{LISTING}*"), self.folder.glob(f"{LOCK}-*")):
                 path.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_down(images: Iterable[ImageRef], folder: Path, part_size: int) -> Iterator[Listing]:
+    """The images in a file, beside the parts: machines that share those find it too."""
+    handle, name = tempfile.mkstemp(prefix=LISTING, dir=folder)
+    os.close(handle)
+    try:
+        listing = write_listing(Path(name).absolute(), images, part_size)
+        if not listing.count:
+            raise UserError("there are no images: name some files, folders or patterns")
+        yield listing
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,3 +1,4 @@
+import csv
 import json
 import runpy
 import subprocess
@@ -92,8 +93,10 @@ def test_predict_runs_without_pytorch(onnx_model, calibrated_model, tmp_path, wr
     folder = tmp_path / "photos"
     paths = [write(folder / f"{i}.jpg", seed=i, size=(40 + 9 * i, 50)) for i in range(3)]
     (folder / "x.png").write_text("no image")
+    out = tmp_path / "rows.jsonl"
     code = (
         "import sys; sys.modules['torch'] = None; from didicm.cli.__main__ import main; "
+        f"main(['predict', sys.argv[4], sys.argv[5], '--out', {str(out)!r}, '--batch-size=3', '--part-size=2']); "
         "code = main(sys.argv[1:]); assert sys.modules['torch'] is None; sys.exit(code)"
     )
     command = ["predict", "--json", "--batch-size=2", onnx_model, folder, "--conformal", "aps"]
@@ -101,6 +104,13 @@ def test_predict_runs_without_pytorch(onnx_model, calibrated_model, tmp_path, wr
     assert ran.returncode == 2
     assert "x.png cannot be read as an image" in ran.stderr
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]  # of all images, the unreadable one too
+    assert [row["image"] for row in rows] == [*map(str, paths), str(folder / "x.png")]
+    assert [row["error"] is None for row in rows] == [True] * 3 + [False]
+    for row, line in zip(rows, lines, strict=False):
+        assert [entry["name"] for entry in row["classes"]] == [entry["name"] for entry in line["classes"]]
+        told = [entry["probability"] for entry in row["classes"]]
+        np.testing.assert_allclose(told, [entry["probability"] for entry in line["classes"]], atol=1e-6)
     assert [line["image"] for line in lines] == [str(path) for path in paths]
     for line, theirs in zip(lines, Predictor.load(calibrated_model, conformal="aps")(paths), strict=True):
         assert [entry["name"] for entry in line["classes"]] == [name for name, _ in theirs.classes]
@@ -150,6 +160,14 @@ def test_foreign_images_are_flagged_as_by_pytorch(tmp_path, save_model, make_fol
     shown = works("predict", tmp_path / "model.onnx", files[-1]).out
     assert "unlike the training images" in shown
     assert "holds the truth" not in shown
+    works(
+        "predict", tmp_path / "model.onnx", *files, "--out", tmp_path / "rows.csv", "--shard", "1/1", "--all-probs"
+    )
+    with open(tmp_path / "rows.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["unlike_training"] == "true" for row in rows] == [p.unlike_training for p in found]
+    assert [row["conformal_set"] == "" for row in rows] == [p.conformal_set is None for p in found]
+    assert float(rows[0]["probability_of_bee"]) == pytest.approx(dict(found[0].classes)["bee"], abs=1e-6)
     (answer,) = OnnxEngine(ours).predict([ours.read(files[-1])], Question())
     assert (answer.unlike_training, answer.conformal_set) == (True, None)
     with pytest.raises(UserError, match="do not belong together"):
