@@ -80,6 +80,15 @@ ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scale
 _MARKS = {1: " +", 0: "", -1: " -"}
 TUNED = ("fair-cpu", "labels-cpu")
 
+DISTILL = "distill"
+DISTILL_HEAD = """## One call
+
+*How much of eight augmented steps can a network say in one call, when it is trained on their answers?*
+
+`didicm distill` on a quarter of fashion-mini at 14 px, with Mixup; the standard classifier beside it learnt from
+the labels.
+"""
+
 HUMAN = "human"
 HUMAN_HEAD = """## Against what people see
 
@@ -106,11 +115,18 @@ def take_over(source: Path) -> None:
 def write_page(folder: Path = FOLDER) -> str:
     """The page as text; the figures are written beside the results."""
     parts = [HEAD, *_write_advice([folder / name for name in TUNED if (folder / name).is_dir()])]
-    studies = [path for path in folder.iterdir() if path.name not in (OUTLIERS, HUMAN)]
+    studies = [path for path in folder.iterdir() if path.name not in (OUTLIERS, HUMAN, DISTILL)]
     for path in sorted(studies, key=lambda path: ORDER.index(path.name.rpartition("-")[0])):
         if plan := read_plan(path):
             parts.append(_write_study(plan, rows_of(read_results(path), plan.study), path))
-    return "\n".join([*parts, *_write_human(folder / HUMAN), _write_outliers(folder / OUTLIERS)])
+    return "\n".join(
+        [
+            *parts,
+            *_write_distill(folder / DISTILL),
+            *_write_human(folder / HUMAN),
+            _write_outliers(folder / OUTLIERS),
+        ]
+    )
 
 
 def _write_advice(folders: list[Path]) -> Iterator[str]:
@@ -227,6 +243,22 @@ def _write_outliers(folder: Path) -> str:
         parts += ["", f"Mean and standard deviation over {seeds} seeds." if seeds > 1 else "One seed.", ""]
     command = "python docs/make_outliers.py runs --cifar10 FOLDER --tiny100 FOLDER"
     return "\n".join([*parts, "Run it again:", "", "```sh", command, "```", ""])
+
+
+def _write_distill(folder: Path) -> Iterator[str]:
+    """Teachers and students: means over seeds of metrics as trained, and what a posterior costs."""
+    seeds = [json.loads(path.read_text(encoding="utf-8"))["found"] for path in sorted(folder.glob("*.json"))]
+    if not seeds:
+        return
+    metrics = [Metric(name) for name in ("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE")]
+    yield DISTILL_HEAD
+    yield f"|  | {' | '.join(metric.heading for metric in metrics)} | M multiply-adds |"
+    yield "|---|" + "---:|" * (len(metrics) + 1)
+    for name in seeds[0]:
+        cells = [_spread([metric.scale * seed[name][metric.name] for seed in seeds]) for metric in metrics]
+        yield f"| {name} | {' | '.join(cells)} | {seeds[0][name]['multiply_adds'] / 1e6:.1f} |"
+    yield f"\nMean and standard deviation over {len(seeds)} seeds. Run it again:\n"
+    yield "```sh\npython docs/make_distill.py runs\n```\n"
 
 
 def _write_human(folder: Path) -> Iterator[str]:
