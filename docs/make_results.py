@@ -36,6 +36,7 @@ ORDER = (
     "labels",
     "ensembles",
     "steps",
+    "ensembles",
     "main",
     "released",
     "stems",

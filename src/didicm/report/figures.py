@@ -108,7 +108,7 @@ def calls_against_quality(
     for plot, (title, metric, curves) in zip(axes, plots, strict=True):
         for (name, baseline), values in curves.items():
             points, look = sorted(values.items()), palette[name]
-            if baseline:
+            if baseline and set(values) == {1}:
                 level = metric.scale * points[0][1].mean
                 plot.axhline(level, color=look.color, linestyle=look.linestyle, label=name)
             else:
@@ -129,6 +129,7 @@ def _curves(rows: Rows, metric: Metric) -> Curves:
         steps = f"{settings.get('steps')} step{'s' * (settings.get('steps') != 1)}"
         kinds = {"cl": f": over labels, {steps}", "readout": ": one call (readout)"}
         kind = "" if row.method.baseline else kinds.get(settings.get("method", "cp"), ": over probabilities")
+        kind += ", augmented views" if settings.get("views", 1) > 1 else ""
         if value := rows.select(row.entry).estimate(metric):
             curve = found.setdefault((f"{row.method}{kind}", row.method.baseline), {})
             curve.setdefault(row.measured.calls, value)

@@ -44,7 +44,7 @@ CAPTIONS = {
     "calls": (
         "Network calls against quality",
         "The same trained networks, sampled with more or fewer calls: over probabilities one call per step, over "
-        "labels one per step and chain. Lines across: the standard classifiers, one call.",
+        "labels one per step and chain, ensembles one per member. Lines across: standard classifiers, one call.",
     ),
     "steps": (
         "Solvers over their steps",

@@ -68,14 +68,17 @@ class Table:
 def main_table(rows: Rows) -> Table:
     """Every entry under every condition."""
     metrics = [m for m in METRICS if rows.values(m)]
+    trainings = any(row.run.train_multiply_adds is not None for row in rows)  # no column for older results alone
+    header = ["", *(m.heading for m in metrics), "calls", "M", *(["training, G"] if trainings else [])]
     body: list[list[str]] = []
     for condition in rows.conditions():
-        body.append([str(condition)] + [""] * (len(metrics) + 2))
+        body.append([str(condition)] + [""] * (len(header) - 1))
         for entry in rows.entries():
             if found := rows.select(entry, condition):
                 measured = found[0].measured
                 cells = [show(found.estimate(m), m) for m in metrics]
-                body.append([f"  {entry}", *cells, f"{measured.calls:.3g}", _millions(measured.multiply_adds)])
+                cells += [f"{measured.calls:.3g}", _in_units(measured.multiply_adds, 1e6)]
+                body.append([f"  {entry}", *cells, *([_training_cost(found)] if trainings else [])])
     seeds = len({row.run.seed for row in rows})
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
     if any(m.scaled for m in metrics):
@@ -83,10 +86,10 @@ def main_table(rows: Rows) -> Table:
     if NORMALIZED_AURC in metrics:
         note += "; normalised: confidence by normalised logits, which label smoothing does not spoil"
     note += "; M: millions of multiply-adds per image"
-    header = ["", *(m.heading for m in metrics), "calls", "M"]
-    return Table(
-        "Test images", header, body, note, ("Brier, T", NORMALIZED_AURC.heading, "AURC, T %", "ECE %", "NLL", "M")
-    )
+    if trainings:
+        note += "; G: billions of multiply-adds in the whole training"
+    spare = "training, G", "Brier, T", NORMALIZED_AURC.heading, "AURC, T %", "ECE %", "NLL", "M"
+    return Table("Test images", header, body, note, spare)
 
 
 def difference_table(rows: Rows) -> Table:
@@ -115,12 +118,16 @@ def cost_table(rows: Rows) -> Table:
         found, top = rows.select(entry), rows.largest(entry)
         seconds = [row.run.train_seconds for row in found if row.run.train_seconds is not None]
         quality = [show(found.estimate(m), m, spread=False) for m in (TOP1, nll)]
-        cost = [f"{top.run.parameters / 1e6:.2f}", str(top.measured.calls), _millions(top.measured.multiply_adds)]
-        training = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
-        body.append([str(entry), *quality, *cost, f"{rows.cost_ratio(entry):.1f} x", training])
-    header = ["", "top-1 %", str(nll), "M parameters", "calls", "M multiply-adds", "ratio", "training, s"]
-    note = "means over all conditions; multiply-adds per image at the largest resolution"
-    return Table("Cost", header, body, note, ("M parameters", "training, s", "M multiply-adds"))
+        cost = [f"{top.run.parameters / 1e6:.2f}", str(top.measured.calls)]
+        cost += [_in_units(top.measured.multiply_adds, 1e6), f"{rows.cost_ratio(entry):.1f} x"]
+        training = [_training_cost(found), f"{sum(seconds) / len(seconds):.0f}" if seconds else ""]
+        body.append([str(entry), *quality, *cost, *training])
+    header = ["", "top-1 %", str(nll), "M parameters", "calls", "M multiply-adds", "ratio"]
+    header += ["training, G multiply-adds", "training, s"]
+    note = "means over all conditions; multiply-adds per image at the largest resolution, in millions, and of the "
+    note += "whole training, in billions; -: not stored by older versions"
+    spare = "M parameters", "training, s", "training, G multiply-adds", "M multiply-adds"
+    return Table("Cost", header, body, note, spare)
 
 
 def panel_table(panel: Panel) -> Table:
@@ -164,8 +171,14 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(readable(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _millions(multiply_adds: int) -> str:
-    return f"{multiply_adds / 1e6:,.{0 if multiply_adds >= 1e8 else 2}f}"
+def _training_cost(rows: Rows) -> str:
+    """Billions of multiply-adds of a training, the mean over those that say it."""
+    known = [cost for row in rows if (cost := row.run.train_multiply_adds) is not None]
+    return _in_units(sum(known) / len(known), 1e9) if known else "-"
+
+
+def _in_units(multiply_adds: float, unit: float) -> str:
+    return f"{multiply_adds / unit:,.{0 if multiply_adds >= 100 * unit else 2}f}"
 
 
 def _are_scaled(rows: Rows) -> bool:

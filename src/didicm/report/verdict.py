@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import Condition, Study
+from didicm.report.ensembles import on_ensembles
 from didicm.report.panels import Line, Panel, baselines_of, column_name, panels_of
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Rows
 from didicm.report.search import on_search
@@ -16,17 +17,23 @@ STILL_LEARNING = 0.05  # relative fall of the training loss over the last two te
 def verdict(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list[str]:
     """What the results show, and what to be careful about; with the trials of a search, what that says."""
     says = _on_comparison(rows) if study.layout == "comparison" else _on_study(study, *panels_of(study, rows))
+    says += on_ensembles(rows)
     return [*says, *_on_seeds(rows), *(on_search(study, trials) if trials else _on_length(rows))]
 
 
 def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
-    """The entry that stands for DiDiCM, with posterior parameterization if it was run, and its baselines."""
+    """The entry that stands for DiDiCM, with posterior parameterization if it was run, and its baselines.
+
+    Ensembles are trained several times over: what they show is told by itself, unless there is no other baseline.
+    """
     ours = [entry for entry in rows.entries(main=True) if not entry.method.baseline]
     if not ours:
         return None, []
     parameterized = (e for e in ours if e.method.settings.get("model_args.parameterization") == "posterior")
     chosen = next(parameterized, ours[0])
-    return chosen, baselines_of(chosen, rows.entries())
+    entries = rows.entries()
+    single = [entry for entry in entries if entry.method.members == 1]
+    return chosen, baselines_of(chosen, single) or baselines_of(chosen, entries)
 
 
 def _on_comparison(rows: Rows) -> list[str]:

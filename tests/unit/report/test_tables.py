@@ -69,9 +69,25 @@ def test_the_verdict_and_the_cost_table_have_the_same_ratio(result, rows, says):
             (9, "DiDiCM, score", 8, 720),
         )
     ]
-    ratio = cost_table(rows(results)).rows[1][-2]
-    assert ratio == "6.2 x"
+    table = cost_table(rows(results))
+    assert table.rows[1][table.header.index("ratio")] == "6.2 x"
     assert "cost 6.2 times" in says(rows(results))[2]
+
+
+def test_every_row_says_what_its_training_cost_where_that_is_known(result, rows):
+    results = [
+        result("standard", 0, 0.5, 1.0),
+        result("standard, smoothed labels", 0, 0.5, 1.0, train_multiply_adds=2_500_000_000),
+        result("standard, smoothed labels", 1, 0.5, 1.0, train_multiply_adds=3_500_000_000),
+        result("DiDiCM, score", 0, 0.6, 1.0, calls=8, train_multiply_adds=1_234_567_000_000),
+    ]
+    wanted = ["-", "3.00", "1,235", "1,235"]
+    for table, column in ((main_table(rows(results)), "training, G"), (cost_table(rows(results)), -2)):
+        at = table.header.index(column) if isinstance(column, str) else column
+        assert [row[at] for row in table.rows if any(row[1:])] == wanted
+    older = rows(results[:1])
+    assert "training, G" not in main_table(older).header
+    assert cost_table(older).rows[0][-2] == "-"
 
 
 def test_a_method_is_compared_with_baselines_of_its_variant_if_there_are_any():
