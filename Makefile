@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test rehearsal fuzz lint format bench load results docs clean
+.PHONY: help demo test rehearsal fuzz lint format bench load results docs examples clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
@@ -51,6 +51,9 @@ results: $(READY) ## make docs/results.md again from the stored results
 
 docs: $(READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+examples: $(READY) ## run the commands of the pages, and write what they print into them
+	$(BIN)/python docs/make_examples.py
 
 clean: ## remove everything the targets made
 	rm -rf .venv site build dist

@@ -202,6 +202,27 @@ def _conclude(counts: dict[Metric, Counter[int]], conditions: int) -> Iterator[s
     yield ""
 
 
+def write_summary(text: str, folder: Path = FOLDER) -> str:
+    """README.md with the main study in one table: means over resolutions and seeds, by the share of the images."""
+    plan = read_plan(folder / "main-cpu")
+    assert plan is not None
+    rows = [row for row in rows_of(read_results(folder / "main-cpu"), plan.study) if row.main]
+    fractions = sorted({row.run.condition.fraction for row in rows})
+    parts = [
+        f"| | {' | '.join(f'top-1 %, {f:.0%} of the images | NLL' for f in fractions)} |",
+        "|---|" + "---:|" * 2 * len(fractions),
+    ]
+    for name in dict.fromkeys(str(row.method) for row in rows):
+        cells = []
+        for metric, fraction in ((m, f) for f in fractions for m in (TOP1, NLL)):
+            chosen = [r for r in rows if (str(r.method), r.run.condition.fraction) == (name, fraction)]
+            cells.append(metric.text(fmean(value for row in chosen if (value := row.value(metric)) is not None)))
+        parts.append(f"| {name} | {' | '.join(cells)} |")
+    before, begin, rest = text.partition("<!-- results: make results -->\n")
+    _, end, after = rest.partition("<!-- end of results -->")
+    return before + begin + "\n".join(parts) + "\n" + end + after
+
+
 def _command(plan: Plan) -> str:
     """How to run it again: a study of images that do not ship is told where they are."""
     return f"didicm study {plan.study.name}" + (f" --data {plan.data}" if plan.study.data is None else "")
@@ -298,4 +319,6 @@ if __name__ == "__main__":
         take_over(Path(sys.argv[1]))
     page = FOLDER.with_suffix(".md")
     page.write_text(write_page(), encoding="utf-8")
+    readme = FOLDER.parents[1] / "README.md"
+    readme.write_text(write_summary(readme.read_text(encoding="utf-8")), encoding="utf-8")
     print(page)

@@ -33,6 +33,11 @@ def test_no_number_of_the_results_page_was_typed_in(maker, tmp_path, unrendered)
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*.svg")} == figures
 
 
+def test_no_number_of_the_readme_was_typed_in(maker):
+    text = README.read_text(encoding="utf-8")
+    assert maker.write_summary(text) == text
+
+
 def test_the_stem_costs_what_the_documents_say():
     """Per network call, and for the eight that the paper makes."""
     with torch.device("meta"):

@@ -1,0 +1,308 @@
+"""Run the commands and code blocks of README.md and docs/, and write what they print into the pages.
+
+python docs/make_examples.py              all pages, some minutes; `make examples` runs it
+python docs/make_examples.py few.md       those whose names end so; start.md has to be run before
+
+Blocks of `sh` and `python` run in order. Every page begins with a copy of the folder that docs/start.md leaves:
+real images in photos/, test/ and new/, a trained model in runs/mine. A block with a title is a file. A comment may
+stand before one:
+
+<!-- not run: REASON -->         it needs what a test has not: its options are only parsed
+<!-- output -->                  what the block above prints; written by this script
+<!-- output: last 5 lines -->    the end of it, or the first lines; `in other words` if images decide
+"""
+
+import io
+import logging
+import os
+import re
+import runpy
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from glob import glob
+from importlib import import_module
+from pathlib import Path
+from textwrap import indent, wrap
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATED = {"results.md", "reliability.md"}  # by scripts of their own
+START = ROOT / "docs" / "start.md"
+PICTURES = {"trajectory.png": ROOT / "docs" / "assets" / "trajectory.png"}  # that a page makes and shows
+PORT = "8000"
+WIDTH = 100  # of the terminal
+BOX = "│┃┡└├┌┏"  # what tables are drawn with
+FENCE = re.compile(
+    r"(?:^ *<!-- (?P<mark>output|not run)(?:: (?P<detail>[^\n]+?))? -->\n)?"
+    r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    code: str  # without the indentation of the page
+    title: str | None
+    mark: str | None  # "output" or "not run"
+    detail: str | None  # which lines of an output, or why it is not run
+    indent: str
+    span: tuple[int, int]  # where its code stands in the page
+
+    @property
+    def is_output(self) -> bool:
+        return self.mark == "output"
+
+    def part_of(self, printed: str) -> str:
+        """The lines of what was printed that this output shows."""
+        if not self.detail:
+            return printed
+        end, count = self.detail.split()[:2]  # as in: last 5 lines
+        lines = printed.splitlines(keepends=True)
+        return "".join(lines[: int(count)] if end == "first" else lines[-int(count) :])
+
+    @property
+    def runs(self) -> bool:
+        return self.mark is None
+
+
+def pages() -> list[Path]:
+    """README.md, and the pages that are written by hand."""
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(path for path in found if path.name not in GENERATED)]
+
+
+def read_blocks(text: str) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    return [
+        Block(
+            found["language"],
+            re.sub(f"^{found['indent']}", "", found["code"], flags=re.MULTILINE),
+            found["title"],
+            found["mark"],
+            found["detail"],
+            found["indent"],
+            found.span("code"),
+        )
+        for found in FENCE.finditer(text)
+    ]
+
+
+@dataclass
+class Reader:
+    """Somebody who follows a page to the letter, in a folder of their own."""
+
+    folder: Path
+    shorten: Callable[[list[str]], list[str]] = lambda argv: argv  # a command that takes less time than this one
+    shorten_code: Callable[[str], str] = lambda code: code  # likewise
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})  # of Python
+    served: list[str] | None = None  # how the server was started
+    server: subprocess.Popen[bytes] | None = None
+    port: str = PORT
+
+    def follow(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, str]]:
+        """Run the blocks; yield those that hold output, each with what the block before it printed."""
+        printed = ""
+        for block in blocks:
+            if block.is_output:
+                yield block, block.part_of(printed)
+            elif block.runs:
+                printed = self.run(block)
+            elif block.language == "sh":
+                self.check(block)
+
+    def run(self, block: Block) -> str:
+        """What a block prints, on both streams, without the name of the folder."""
+        printed = io.StringIO()
+        logging.disable(logging.WARNING)  # what other libraries have to say about this machine
+        with (
+            self.here(),
+            warnings.catch_warnings(),
+            redirect_stdout(printed),
+            redirect_stderr(printed),
+        ):
+            warnings.simplefilter("ignore")
+            if block.title:
+                Path(block.title).write_text(block.code, encoding="utf-8")
+            elif block.language == "python":
+                exec(compile(self.shorten_code(block.code), "block", "exec"), self.names)
+            else:
+                for line in lines_of(block.code):
+                    self.shell(line)
+        logging.disable(logging.NOTSET)
+        text = re.sub(rf"(/private)?{re.escape(str(self.folder))}/?", "", printed.getvalue())
+        return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE).strip("\n") + "\n"
+
+    def check(self, block: Block) -> None:
+        """What can be known of commands that are not run: their options, extras and targets exist."""
+        with self.here():
+            for line in lines_of(block.code):
+                command, *arguments = shlex.split(line, comments=True)
+                if command == "didicm":
+                    parse_only(arguments)
+                elif command == "make":
+                    assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+                elif command == "pip":
+                    for extra in re.findall(r"[\w-]+", "".join(re.findall(r"didicm\[([^]]+)\]", line))):
+                        assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.M), line
+
+    def shell(self, line: str) -> None:
+        """Run one line: `didicm` in this process, which has PyTorch at hand, all else in a shell."""
+        before, pipe, command = line.rpartition("| didicm ")
+        if line.startswith("didicm serve"):
+            self.served = self.expand(line)[1:]
+            parse_only(self.served)
+        elif line.startswith("didicm "):
+            self.didicm(self.expand(line)[1:], b"")
+        elif pipe:
+            self.didicm(self.expand(command), self.bash(before))
+        elif line.startswith("python examples/"):
+            with mock.patch.object(sys, "argv", self.shorten(self.expand(line)[1:])):
+                runpy.run_path(str(ROOT / sys.argv[0]), run_name="__main__")
+        else:
+            if line.startswith("curl"):
+                self.serve()
+            print(self.bash(line.replace(f":{PORT}/", f":{self.port}/")).decode(), end="")
+
+    def didicm(self, argv: list[str], piped: bytes) -> None:
+        from didicm.cli.__main__ import main
+
+        with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped))):
+            code = main(self.shorten(argv))
+        if code:
+            raise RuntimeError(f"didicm {shlex.join(argv)} ended with {code}: {sys.stdout.getvalue()}")
+
+    @staticmethod
+    def expand(line: str) -> list[str]:
+        """Words of a command, patterns replaced by the files they stand for."""
+        return [name for word in shlex.split(line, comments=True) for name in sorted(glob(word)) or [word]]
+
+    @staticmethod
+    def bash(line: str) -> bytes:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(["bash", "-ec", line], capture_output=True, env={**os.environ, "PATH": path})
+        if done.returncode:
+            raise RuntimeError(f"{line} ended with {done.returncode}: {done.stderr.decode()}")
+        return done.stdout
+
+    def serve(self) -> None:
+        """Start the server that the page has spoken of, and wait for it."""
+        assert self.served, "nothing is served yet"
+        if self.server is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = str(free.getsockname()[1])
+            command = [sys.executable, "-m", "didicm.cli", *self.served, f"--port={self.port}"]
+            self.server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while self.server.poll() is None:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health").close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        raise RuntimeError("the server ended")
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+    def close(self) -> None:
+        """End the server."""
+        if self.server is not None:
+            self.server.terminate()
+            self.server.wait()
+
+
+def lines_of(code: str) -> list[str]:
+    """Commands of a block, each on one line, without comments."""
+    joined = (line.strip() for line in code.replace("\\\n", " ").splitlines())
+    return [line for line in joined if line and not line.startswith("#")]
+
+
+class _ParsedError(Exception):
+    """The options of a command were fine."""
+
+
+def parse_only(argv: Sequence[str]) -> None:
+    """Read the options of a command, and go no further."""
+    module = import_module(f"didicm.cli.{argv[0].replace('-', '_')}")
+    name = "resolve" if argv[0] == "train" else "parse"
+    read = getattr(module, name)
+
+    def parse(*arguments: Any, **options: Any) -> Any:
+        read(*arguments, **options)
+        raise _ParsedError
+
+    with mock.patch.object(module, name, parse):
+        try:
+            module.main(list(argv[1:]))
+        except _ParsedError:
+            return
+    raise AssertionError(f"didicm {shlex.join(argv)} was not parsed")
+
+
+def fill_in(text: str, outputs: Sequence[tuple[Block, str]]) -> str:
+    """A page with other outputs, wrapped as a terminal does."""
+    for block, printed in reversed(outputs):
+        lines = (line if set(line) & set(BOX) else "\n".join(wrap(line, WIDTH)) for line in printed.splitlines())
+        printed = "\n".join(lines).strip("\n") + "\n"
+        text = text[: block.span[0]] + indent(printed, block.indent) + text[block.span[1] :]
+    return text
+
+
+def rewrite(page: Path, folder: Path) -> None:
+    """Run a page in a folder, write its outputs into it, and keep the pictures that it made."""
+    reader, text = Reader(folder), page.read_text(encoding="utf-8")
+    try:
+        page.write_text(fill_in(text, list(reader.follow(read_blocks(text)))), encoding="utf-8")
+    finally:
+        reader.close()
+    for name, place in PICTURES.items():
+        if (folder / name).exists():
+            shutil.copy(folder / name, place)
+
+
+def main(wanted: Sequence[str]) -> int:
+    """Run the pages that are wanted, or all; the exit code is the number of those that failed."""
+    os.environ["COLUMNS"] = str(WIDTH)
+    sys.path.insert(0, str(ROOT))  # some blocks import from the source
+    scratch, failed = Path(tempfile.gettempdir()).resolve() / "didicm-examples", 0
+    for page in [START, *(page for page in pages() if page != START)]:
+        if wanted and not any(str(page).endswith(name) for name in wanted):
+            continue
+        print(page.relative_to(ROOT), file=sys.stderr)
+        folder = scratch / "-".join(page.relative_to(ROOT).with_suffix("").parts)
+        shutil.rmtree(folder, ignore_errors=True)
+        if page == START:
+            folder.mkdir(parents=True)
+        else:
+            shutil.copytree(scratch / "docs-start", folder)
+        try:
+            rewrite(page, folder)
+        except Exception:
+            traceback.print_exc()
+            failed += 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

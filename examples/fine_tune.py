@@ -1,0 +1,32 @@
+"""Fine-tune on 20 images per class: a pretrained backbone, kept as it is, and a small diffusion head.
+
+python examples/fine_tune.py FOLDER [WEIGHTS [EPOCHS]]
+
+FOLDER has one subfolder per class, or train/ and val/. WEIGHTS is a file with ImageNet weights of the backbone;
+without it timm fetches them from the hub.
+"""
+
+import sys
+from dataclasses import replace
+
+import didicm
+from didicm.settings import load_recipe
+
+folder, weights, epochs = [*sys.argv[1:], None, None][:3]
+backbone = {"backbone": "tf_efficientnet_lite0", "parameterization": "posterior", "frozen": True}
+recipe = load_recipe("finetune")
+config = replace(
+    recipe,
+    data=folder,
+    out="runs/fine-tuned",
+    fraction=20,  # a whole number: so many images of every class
+    epochs=int(epochs or 20),
+    feature_views=2,  # the backbone sees each image twice, then only the head is trained
+    model_args={**backbone, **({"weights": weights} if weights else {"pretrained": True})},
+    image=replace(recipe.image, size=64),  # small, to be quick
+    optimizer=replace(recipe.optimizer, lr=3e-3),  # a head alone can take larger steps
+    run=replace(recipe.run, workers=0, validate_epochs=5),
+)
+run = didicm.train(config)
+result = didicm.evaluate(run, folder)
+print(f"accuracy {result.metrics['cls/Acc']:.1%}, negative log-likelihood {result.metrics['cls/NLL']:.3f}")

@@ -1,0 +1,247 @@
+"""Every command and code block of README and docs runs, and prints what the pages say; the examples run too."""
+
+import ast
+import importlib.util
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from playwright.sync_api import sync_playwright
+
+import didicm
+from didicm import diffusion
+from didicm.data import open_data
+from didicm.data.corruptions import SUITE
+from didicm.diffusion.schedule import SCHEDULES
+from didicm.errors import UserError
+from didicm.inference import export as exporting
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+# Made from fashion-mini by docs/start.md; here a few of each class are enough.
+FEWER = {
+    '("photos/train", data.train, 0, 40)': '("photos/train", data.train, 0, 20)',
+    '("photos/val", data.val, 0, 30)': '("photos/val", data.val, 0, 12)',
+    '("test", data.val, 30, 50)': '("test", data.val, 30, 34)',
+    'out="runs/mine")': 'out="runs/mine", epochs=1, sampler=didicm.Sampler(steps=2))',
+}
+FASTER = {
+    "train": ["--epochs=1", "--sampler.steps=2"],
+    "distill": ["--epochs=1"],
+    "compare": ["--epochs=1", "--seeds=1"],
+    "examples/fine_tune.py": ["1"],  # epoch
+}
+COARSE = ["shoes", "tops", "other"]  # of a taxonomy
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+maker = load("make_examples")
+PAGES = [page for page in maker.pages() if page != maker.START]
+
+
+def faster(argv):
+    if "--extend" in argv:
+        return [*argv, "--epochs=2"]
+    return [*argv, *FASTER.get(argv[0], [])]
+
+
+def fewer(code):
+    for usual, small in FEWER.items():
+        code = code.replace(usual, small)
+    return code
+
+
+def shape(text):
+    """The words of an output, without what another training changes: its progress, numbers, classes."""
+    text = re.sub(r"^ *step .*|(over|under)confident|True|False|None|nan%", "", text, flags=re.MULTILINE)
+    for name in [*open_data("fashion-mini").class_names, *COARSE]:
+        text = re.sub(rf"\b{name.replace('/', '-')}\b", "CLASS", text)
+    text = re.sub(r"\d[\d.,]* (h|min|s|[GMk]B?)\b|\w*\d[\w.,:%+-]*|[^\w\s/]", " ", text)
+    return set(text.split())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_terminal():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(maker.WIDTH))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def export_once():
+    """Converting a graph takes seconds, and all pages have the same model: the second time its file is there."""
+    real, done = exporting.export, {}
+
+    def export(model, out, **options):
+        key = str(out), *options.items()
+        if key not in done or not Path(out).exists():
+            done[key] = real(model, out, **options)
+        return done[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "export", export)
+        patch.setattr("didicm.cli.export.export", export)
+        yield
+
+
+def follow(page, folder):
+    """Run a page, and compare what it shows with what it prints; what it registers is forgotten."""
+    reader = maker.Reader(folder, faster, fewer)
+    try:
+        with mock.patch.dict(SCHEDULES), mock.patch.dict(SUITE):
+            for block, printed in reader.follow(maker.read_blocks(page.read_text(encoding="utf-8"))):
+                if block.detail and "in other words" in block.detail:  # for other images
+                    continue
+                told = f"{page.name} shows\n{block.code}\nand not\n{printed}\nrun make examples"
+                assert shape(block.code) <= shape(printed), told
+                # A model as weak as the tests' has more to be noted.
+                assert shape(re.sub(r"(?m)^note: .*", "", printed)) <= shape(block.code), told
+    finally:
+        reader.close()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """The folder that the start page leaves."""
+    folder = tmp_path_factory.mktemp("start").resolve()
+    follow(maker.START, folder)
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_a_page_runs_and_prints_what_is_shown(page, started, tmp_path):
+    folder = shutil.copytree(started, tmp_path / "work")
+    follow(page, folder.resolve())
+
+
+@pytest.mark.parametrize("page", maker.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_nothing_on_a_page_escapes(page):
+    """A fence that is not understood would not be run."""
+    text = page.read_text(encoding="utf-8")
+    blocks = maker.read_blocks(text)
+    assert text.count("```") == 2 * len(blocks)
+    for block in blocks:
+        assert block.language in (("text",) if block.is_output else ("sh", "python", "yaml")), block.code
+        assert (block.mark == "not run") <= bool(block.detail), "say why it is not run"
+        assert block.language != "yaml" or block.title, "a YAML block is a file and needs a name"
+
+
+@pytest.mark.parametrize("page", maker.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_sentences_have_options_that_exist(page):
+    for command in re.findall(r"`didicm ([a-z-]+ [^`]+)`", page.read_text(encoding="utf-8")):
+        words = command.replace("...", "").split()
+        if not any(word.isupper() for word in words):  # DIR stands for something
+            try:
+                maker.parse_only(words)
+            except UserError as error:
+                if " needs " not in str(error):  # a sentence may leave out what goes without saying
+                    raise
+
+
+def test_every_public_name_has_an_example():
+    blocks = maker.read_blocks((ROOT / "docs" / "reference.md").read_text(encoding="utf-8"))
+    code = "".join(block.code for block in blocks if block.language == "python")
+    used = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
+    assert set(didicm.__all__) <= used
+
+
+def test_below_every_equation_stands_its_function():
+    """An equation is an indented line; the link is checked when the site is built."""
+    paragraphs = (ROOT / "docs" / "maths.md").read_text(encoding="utf-8").split("\n\n")
+    equations = [i for i, text in enumerate(paragraphs) if text.startswith("    ")]
+    assert len(equations) > 6
+    for i in equations:
+        assert re.match(r"\*In code: \[`\w", paragraphs[i + 1]), paragraphs[i]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages as HTML; a warning is an error."""
+    place = tmp_path_factory.mktemp("site")
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(place), strict=True))
+    return place
+
+
+def test_the_site_is_whole_and_fetches_nothing(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:script|img|iframe)[^>]+src=\"?(?:https?:)?//", text), page
+        assert not re.findall(
+            r"<link[^>]+rel=\"?(?:stylesheet|preconnect|preload)[^>]+href=\"?(?:https?:)?//", text
+        ), page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_picture_computes_what_the_library_does(site):
+    """The same truth, and the same error of the network in every step: the states of all steps agree."""
+    process, truth = diffusion.UniformProcess(3), [0.6, 0.32, 0.08]
+    errors = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Erring:
+        def encode(self, image):
+            self.calls = iter(errors)
+            return image
+
+        def score(self, features, label, total):
+            keep = torch.exp(-total.double()).unsqueeze(-1)
+            log_q = (keep * features + (1 - keep) / 3).log() + next(self.calls)
+            return log_q - log_q.gather(-1, label.unsqueeze(-1))
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1_200_000)
+        page = browser.new_page()
+        troubles = []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.goto((site / "picture.html").as_uri())
+        page.locator("#simplex [data-part=t]").fill("0.25")
+        said = page.locator("#simplex [data-part=say]").inner_text()
+        page.locator("#simplex [data-part=t]").press("3")  # pulls the truth to the third class
+        assert page.locator("#simplex [data-part=say]").inner_text() != said
+        for solver in ("exact", "euler"):
+            drawn = page.evaluate(
+                "([truth, solver, errors]) => simplex.reverse(truth, 4, solver, errors).map((x) => x.p)",
+                [truth, solver, errors.tolist()],
+            )
+            steps = []
+            image = torch.tensor([truth], dtype=torch.float64)
+            diffusion.sample_cp(Erring(), image, process, steps=4, solver=solver, callback=steps.append)
+            ours = torch.cat([step.probs for step in steps])
+            assert torch.allclose(torch.tensor(drawn[1:], dtype=torch.float64), ours.double(), atol=1e-6)
+        browser.close()
+    assert "75 % of the labels" in said
+    assert not troubles
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("own_loop.py", "likelihood"), ("label_next.py", "least certain: 200")]
+)
+def test_an_example_that_no_page_runs(name, says, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "1"])  # epoch
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    assert says in capsys.readouterr().out
+
+
+def test_every_example_is_run_and_named_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [
+        block.code for page in maker.pages() for block in maker.read_blocks(page.read_text(encoding="utf-8"))
+    ]
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f"examples/{example.name}" in readme
+        run_here = example.name in ("own_loop.py", "label_next.py")
+        assert run_here or any(f"python examples/{example.name}" in code for code in blocks)
