@@ -42,7 +42,7 @@ GENERATED = {"results.md", "reliability.md"}  # by scripts of their own
 START = ROOT / "docs" / "start.md"
 PICTURES = {"trajectory.png": ROOT / "docs" / "assets" / "trajectory.png"}  # that a page makes and shows
 PORT = "8000"
-WIDTH = 100  # of the terminal
+WIDTH, TEXT = 100, 80  # of the terminal, for tables; of sentences
 BOX = "│┃┡└├┌┏"  # what tables are drawn with
 FENCE = re.compile(
     r"(?:^ *<!-- (?P<mark>output|not run)(?:: (?P<detail>[^\n]+?))? -->\n)?"
@@ -261,9 +261,9 @@ def parse_only(argv: Sequence[str]) -> None:
 
 
 def fill_in(text: str, outputs: Sequence[tuple[Block, str]]) -> str:
-    """A page with other outputs, wrapped as a terminal does."""
+    """A page with other outputs, its sentences wrapped to the width of the page."""
     for block, printed in reversed(outputs):
-        lines = (line if set(line) & set(BOX) else "\n".join(wrap(line, WIDTH)) for line in printed.splitlines())
+        lines = (line if set(line) & set(BOX) else "\n".join(wrap(line, TEXT)) for line in printed.splitlines())
         printed = "\n".join(lines).strip("\n") + "\n"
         text = text[: block.span[0]] + indent(printed, block.indent) + text[block.span[1] :]
     return text
