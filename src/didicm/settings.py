@@ -67,6 +67,7 @@ class OptimizerConfig(Settings):
         scale_lr: multiply lr by sqrt(1 / fraction), the paper's rule for less data
         clip: largest norm of the gradient
         ema: decay of averaged weights, which are then what is validated and saved
+        snapshots: anneal the learning rate so many times; the models at the ends become an ensemble, snapshots/
     """
 
     prefix = "optimizer."
@@ -78,6 +79,7 @@ class OptimizerConfig(Settings):
     clip: Positive | None = None
     ema: Annotated[float, Range(0, 1)] | None = None
     momentum: Annotated[float, Range(0, 1)] = 0.9
+    snapshots: Annotated[int, Range(2, 100)] | None = None
 
 
 @dataclass(frozen=True)

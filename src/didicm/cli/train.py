@@ -15,7 +15,8 @@ from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read
 from didicm.text import SafeConsole, quoted
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric
-from didicm.training.loop import BEST, CONFIG, HELD, LAST, train
+from didicm.training.kept import BEST, LAST, SNAPSHOTS
+from didicm.training.loop import CONFIG, HELD, train
 from didicm.training.state import STATE, has_state, load_state
 from didicm.training.tracking import METRICS
 from didicm.values import flatten, override, setting_types
@@ -86,7 +87,8 @@ def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = Fals
         console.print(
             f"{progress.unreadable} training images could not be read: see didicm doctor {quoted(config.data)}"
         )
-    console.print(f"best model: {folder / BEST}   last: {folder / LAST}   numbers: {folder / METRICS}")
+    snapshots = f"   ensemble: {folder / SNAPSHOTS}" if config.optimizer.snapshots else ""
+    console.print(f"best model: {folder / BEST}   last: {folder / LAST}{snapshots}   numbers: {folder / METRICS}")
     return 0
 
 
@@ -128,6 +130,10 @@ def resume(folder: Path, asked: TrainConfig, names: Sequence[str], *, extend: bo
         changes["epochs"] = wanted.pop("epochs")
         if changes["epochs"] < stored.epochs:
             raise UserError(f"--extend needs more epochs than the {stored.epochs} of {folder}")
+        if stored.optimizer.snapshots:
+            raise UserError(
+                f"--extend would change the cycles of {folder}, whose snapshots stay: give another --out"
+            )
     if wanted:
         told = "; ".join(f"{name} is {old[name]}, not {value}" for name, value in wanted.items())
         remedy = "add --extend to train longer, " if list(wanted) == ["epochs"] else ""
@@ -166,7 +172,8 @@ def show_plan(config: TrainConfig, console: Console) -> None:
         "memory": f"{need.weights_mb:,.0f} MB for weights and optimiser, about {need.activations_mb:,.0f} MB for "
         "activations, per process",
         "device": f"{fabric.device}, {world} process{'es' if world > 1 else ''}",
-        "writes": f"{config.out}/ with {CONFIG}, {METRICS}, {Path(STATE).parent}/, {LAST}/ and {BEST}/",
+        "writes": f"{config.out}/ with {CONFIG}, {METRICS}, {Path(STATE).parent}/, {LAST}/ and {BEST}/"
+        + (f", and {SNAPSHOTS}/ at the end" if config.optimizer.snapshots else ""),
     }.items():
         table.add_row(name, value)
     console.print(to_yaml(config), highlight=False, end="")

@@ -57,20 +57,20 @@ def _in_proportion(run: Run, found: Forecast, epochs: int) -> Forecast:
 
 
 def _forecast(run: Run, components: RunComponents, test_images: int, need: Estimate) -> Forecast:
-    classifier, members = components.classifier, len(run.members)
-    samplers = samplers_of(Ensemble([classifier] * members) if members > 1 else classifier, run.samplers)
-    asked = [{"members": members, **spec.settings} for spec in samplers]
+    classifier, networks = components.classifier, run.networks
+    samplers = samplers_of(Ensemble([classifier] * networks) if networks > 1 else classifier, run.samplers)
+    asked = [{"members": networks, **spec.settings} for spec in samplers]
     posterior = [_posterior(classifier, need.cost, **settings) for settings in asked]
     measured = test_images + (len(components.val) if run.held_out else 0)
     posteriors = sum(spec.stored for spec in samplers) * test_images * len(components.class_names)
     pictures = KEPT * components.eval_transform.channels * components.eval_transform.size**2
     return Forecast(
-        parameters=members * need.cost.parameters,
+        parameters=networks * need.cost.parameters,
         multiply_adds=posterior[0],
-        training=members * training_multiply_adds(run.config, components, need.cost),
+        training=len(run.members) * training_multiply_adds(run.config, components, need.cost),
         measuring=sum(posterior) * measured,
         memory=(need.weights_mb + need.activations_mb) * 2**20,
-        disk=FLOAT * (members * need.cost.parameters + posteriors) + pictures,
+        disk=FLOAT * (networks * need.cost.parameters + posteriors) + pictures,
     )
 
 

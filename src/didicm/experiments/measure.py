@@ -27,7 +27,7 @@ from didicm.files import write_files
 from didicm.models import cost
 from didicm.training.build import RunComponents, training_multiply_adds
 from didicm.training.devices import make_fabric
-from didicm.training.loop import LAST
+from didicm.training.kept import LAST, SNAPSHOTS
 from didicm.training.tracking import METRICS
 
 EVAL_SEED = 0  # the test images are corrupted alike for every method and seed
@@ -48,7 +48,7 @@ def measure(
     """
     fabric = make_fabric(run.config.run)
     fabric.launch()
-    classifier = load(Path(run.config.out) / LAST).classifier.to(fabric.device)
+    classifier = _load(run).to(fabric.device)
     samplers = samplers_of(classifier, run.samplers)
     with _scratch(folder, fabric) as scratch:
         tested = _posteriors(classifier, samplers, run, components, test, scratch / "test", fabric, keep=KEPT)
@@ -68,7 +68,7 @@ def measure_trial(run: Run, components: RunComponents, seconds: float | None, fo
     """Judge a trained trial by the main sampler on its held-out images, as trained; otherwise as `measure`."""
     fabric = make_fabric(run.config.run)
     fabric.launch()
-    classifier = load(Path(run.config.out) / LAST).classifier.to(fabric.device)
+    classifier = _load(run).to(fabric.device)
     samplers = samplers_of(classifier, run.samplers)[:1]
     with _scratch(folder, fabric) as scratch:
         found = _posteriors(classifier, samplers, run, components, components.val, scratch / "held", fabric)
@@ -94,6 +94,12 @@ def trial_of(
         metrics=metrics,
         versions=_versions(),
     )
+
+
+def _load(run: Run) -> Classifier:
+    """What a run was trained for: the last model, an ensemble of several trainings, or the snapshots of one."""
+    place = SNAPSHOTS if run.networks > len(run.members) else LAST
+    return load(Path(run.config.out) / place).classifier
 
 
 @contextmanager

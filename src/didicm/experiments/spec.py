@@ -43,6 +43,7 @@ LATER: dict[str, Any] = {
     "mask": 0.0,
     "teacher": None,
     "teacher_sampler": {},
+    "optimizer.snapshots": None,
 }
 MOST_RUNS = 100_000  # of a study
 SEEDS_APART = 1000  # between members of an ensemble, further than seeds of a study
@@ -165,6 +166,11 @@ class Run:
         out = self.config.out and str(Path(self.config.out) / f"member-{i}")
         seed = self.config.seed + i * SEEDS_APART
         return replace(self.config, seed=seed, data_seed=self.config.image_seed, out=out)
+
+    @property
+    def networks(self) -> int:
+        """How many networks answer together: members, or snapshots of one training."""
+        return len(self.members) if len(self.members) > 1 else self.config.optimizer.snapshots or 1
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -187,6 +187,8 @@ def check_settings(config: TrainConfig) -> None:
         raise UserError("optimizer.scale_lr needs fraction as a part of the images, not as a number of them")
     if config.optimizer.ema is not None and is_sharded(config.run):
         raise UserError("optimizer.ema does not go with fsdp, which splits the weights: leave one of them out")
+    if (cycles := config.optimizer.snapshots) and config.epochs % cycles:
+        raise UserError(f"optimizer.snapshots {cycles} needs equal cycles: make epochs a multiple of {cycles}")
 
 
 def keeps_features(config: TrainConfig, classifier: Classifier) -> bool:

@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,7 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor, nn
 
-from didicm.checkpoint import save
-from didicm.classifier import Classifier, Loss
+from didicm.classifier import Loss
 from didicm.data import Loader, Mixer, make_loader
 from didicm.data.index import keep_listings
 from didicm.data.randomness import keys
@@ -42,11 +41,12 @@ from didicm.training.devices import (
     tune,
 )
 from didicm.training.features import FEATURES, with_features
+from didicm.training.kept import BEST, CYCLES, LAST, SNAPSHOTS, check_cycles, ended_cycle, join_cycles, keep
 from didicm.training.state import STATE, TrainState, has_state
 from didicm.training.steps import Steps, make_optimizer, make_scheduler
 from didicm.training.tracking import Tracker
 
-CONFIG, LAST, BEST = "config.yaml", "last", "best"
+CONFIG = "config.yaml"
 HELD = ".train.lock"  # by the process that trains
 
 OnStep = Callable[[int, int], object]  # is told the steps done and to do
@@ -85,6 +85,7 @@ def train(
     if run.teacher is not None:
         run.teacher.to(fabric.device)
     check_batches(config, run, fabric.world_size)  # before anything is written
+    check_cycles(config, run.classifier)
     console = console or SafeConsole(soft_wrap=True)
     with ExitStack() as until_the_end:
         first_alone(fabric, lambda: until_the_end.enter_context(held(folder, HELD)))
@@ -169,18 +170,19 @@ def _train(
                     on_step(progress.step, total_steps)
 
                 # Validate, and keep the last and the best model
-                last = epoch + 1 == config.epochs
-                if progress.step % steps_per_epoch == 0 and (
-                    last or (epoch + 1) % config.run.validate_epochs == 0
-                ):
+                last, whole = epoch + 1 == config.epochs, progress.step % steps_per_epoch == 0
+                if whole and (last or (epoch + 1) % config.run.validate_epochs == 0):
                     with tracker.elsewhere(), state.as_saved():
                         share_statistics(classifier.model, fabric)
                         metrics = _validate(config, run, state, fabric, tracker, epoch + 1)
                         score = (-metrics["cls/Acc"], metrics["cls/NLL"])
                         better = progress.best is None or score < (-progress.best[0], progress.best[1])
                         places = [folder / name for name in ((LAST, BEST) if better else (LAST,))]
-                        first_alone(fabric, partial(_keep, run, classifier, places))
+                        first_alone(fabric, partial(keep, run, classifier, *places))
                         progress.best = [-score[0], score[1]] if better else progress.best
+                if whole and (cycle := ended_cycle(config, epoch + 1)):
+                    with tracker.elsewhere(), state.as_saved():
+                        first_alone(fabric, partial(keep, run, classifier, folder / CYCLES / str(cycle)))
 
                 # Save, but only what was read; else the next step is
                 saving = time.monotonic() - saved >= config.run.save_seconds
@@ -195,9 +197,11 @@ def _train(
                 read = steps.must_read(stopping or saving or logging or last_of_epoch)
             progress.unreadable = len(loader.skipped)
             tracker.unreadable([skip.reason for skip in loader.skipped])
+    first_alone(fabric, partial(join_cycles, config, run, folder))
     progress.finished, progress.epochs = True, config.epochs
     state.save(folder, optimizer, fabric)
-    shutil.rmtree(folder / FEATURES, ignore_errors=True)
+    for name in (FEATURES, CYCLES):
+        shutil.rmtree(folder / name, ignore_errors=True)
     return folder
 
 
@@ -213,19 +217,8 @@ def _open_folder(folder: Path, config: TrainConfig, index: Path | None) -> None:
     write_files(folder, {CONFIG: to_yaml(config)})
     if index is not None:
         keep_listings(index)
-    for place in (folder / LAST, folder / BEST, folder / FEATURES, (folder / STATE).parent):
+    for place in (*(folder / name for name in (LAST, BEST, SNAPSHOTS, FEATURES)), (folder / STATE).parent):
         clear_leftovers(place)
-
-
-def _keep(run: RunComponents, classifier: Classifier, places: Sequence[Path]) -> None:
-    for place in places:
-        save(
-            classifier,
-            place,
-            class_names=run.class_names,
-            transform=run.eval_transform.to_dict(),
-            training_prior=run.training_prior,
-        )
 
 
 def _batch(

@@ -95,12 +95,13 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, steps_per_epoch: int, total_steps: int
 ) -> CosineLRScheduler:
-    """Warm-up, then half a cosine, step by step."""
-    warmup = round(config.optimizer.warmup_epochs * steps_per_epoch)
+    """Warm-up, then half a cosine, step by step; with snapshots, half a cosine in every cycle."""
+    warmup, cycles = round(config.optimizer.warmup_epochs * steps_per_epoch), config.optimizer.snapshots or 1
     return CosineLRScheduler(
         optimizer,
-        t_initial=total_steps,
-        warmup_t=min(warmup, total_steps // 2),  # a short run must not be all warm-up
+        t_initial=total_steps // cycles,
+        warmup_t=min(warmup, total_steps // cycles // 2),  # a short run must not be all warm-up
         warmup_lr_init=1e-6,
+        cycle_limit=cycles,
         t_in_epochs=False,
     )

@@ -85,6 +85,20 @@ def test_an_ensemble_that_was_interrupted_goes_on(tiny, fought, tmp_path, monkey
     assert result.train_seconds is None
 
 
+def test_snapshots_of_one_training_are_measured_as_an_ensemble(tiny, tmp_path):
+    methods = [{"name": "standard", "variant": "snapshots", "method": "standard", "optimizer.snapshots": 2}]
+    study = tiny(seeds=1, methods=methods)
+    run_study(study, tmp_path)
+    (result,) = read_results(tmp_path)
+    both, first = result.measurements
+    assert [(m.sampler, m.calls) for m in (both, first)] == [("2 members", 2), ("1 member", 1)]
+    assert both.metrics != first.metrics
+    assert result.train_multiply_adds == 3 * first.multiply_adds * 2 * 80  # as of one network
+    expected = forecast({run.key: run for run in study.runs("fashion-mini", 1)})[result.key]
+    assert expected.training == result.train_multiply_adds
+    assert (expected.multiply_adds, expected.parameters) == (both.multiply_adds, result.parameters)
+
+
 def test_names_and_mistakes(tiny):
     study = tiny(**OPPONENTS)
     single, ensemble = study.methods
