@@ -20,13 +20,16 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest known name, or the list of them: the end of a sentence about an unknown one."""
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "--help lists the names") -> str:
+    """The nearest known name, or the list of them: the end of a sentence about an unknown one.
+
+    Of too many names there is no list; `otherwise` says where it is to be found.
+    """
     names = sorted(map(str, known))
     close = get_close_matches(name, names, n=1, cutoff=0.7)
     if close:
         return f"did you mean {close[0]}?"
-    return f"choose one of {', '.join(names)}" if len(names) <= MANY else "--help lists the names"
+    return f"choose one of {', '.join(names)}" if len(names) <= MANY else otherwise
 
 
 @contextmanager

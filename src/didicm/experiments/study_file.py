@@ -81,7 +81,8 @@ def load_study(name: str) -> Study:
     """A study that ships, or one of the user's own from a YAML file."""
     path = STUDIES / f"{name}.yaml" if name in list_studies() else Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"there is no study and no YAML file {name!r}: {did_you_mean(name, list_studies())}")
+        nearest = did_you_mean(name, list_studies(), "didicm study lists those that ship")
+        raise UserError(f"there is no study and no YAML file {name!r}: {nearest}")
     content = read_yaml(path, "give a YAML file with title, question, layout and methods")
     return make_study({"name": path.stem, **content}, str(path))
 

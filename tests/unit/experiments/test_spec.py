@@ -172,7 +172,7 @@ def test_mistakes_are_named(change, message):
 
 
 def test_unknown_and_unreadable_studies_are_one_sentence(tmp_path):
-    with pytest.raises(UserError, match=r"no study and no YAML file 'magic': choose one of efficiency-cpu"):
+    with pytest.raises(UserError, match=r"no study and no YAML file 'magic': didicm study lists those that ship"):
         load_study("magic")
     with pytest.raises(UserError, match=r"'main-cpv': did you mean main-cpu\?"):
         load_study("main-cpv")
