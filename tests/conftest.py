@@ -34,6 +34,15 @@ def pytest_addoption(parser):
     parser.addoption("--jobs", type=int, default=1, help="trainings at a time, of the same")
 
 
+@pytest.fixture(autouse=True)
+def alone():
+    """No test leaves a process group to those after it, whose forked processes would inherit it."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        pytest.fail("a process group is left")
+
+
 @pytest.fixture(scope="session")
 def picture():
     """Smooth shapes with some noise, so that every corruption has something to act on."""
