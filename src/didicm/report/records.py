@@ -106,6 +106,11 @@ class Row:
         """What is the same over conditions and seeds."""
         return Entry(self.method, self.measured.sampler)
 
+    @property
+    def views(self) -> int:
+        """Augmented views of an image that the network looked at."""
+        return int(self.measured.settings.get("views", 1))
+
     def value(self, metric: Metric) -> float | None:
         """The metric, if it was measured."""
         values = self.measured.scaled_metrics if metric.scaled else self.measured.metrics
@@ -165,10 +170,15 @@ class Rows(list[Row]):
         """The row that an entry's cost is told by: at its largest resolution."""
         return max(self.select(entry), key=lambda row: row.run.condition.resolution or 0)
 
-    def cost_ratio(self, entry: Entry) -> float:
-        """Multiply-adds per image relative to the first entry's, a baseline if there is any."""
-        first = min(self.entries(), key=lambda other: not other.method.baseline)
-        return self.largest(entry).measured.multiply_adds / max(self.largest(first).measured.multiply_adds, 1)
+    def cost_ratio(self, entry: Entry, to: Entry | None = None) -> float:
+        """Multiply-adds per image relative to another entry's; else to the first one's, if possible a baseline."""
+        to = to or min(self.entries(), key=lambda other: not other.method.baseline)
+        return self.largest(entry).measured.multiply_adds / max(self.largest(to).measured.multiply_adds, 1)
+
+    def training_cost(self) -> float | None:
+        """Multiply-adds of a training, the mean over those that say it."""
+        known = [cost for row in self if (cost := row.run.train_multiply_adds) is not None]
+        return sum(known) / len(known) if known else None
 
 
 def rows_of(results: Iterable[RunResult], study: Study) -> Rows:

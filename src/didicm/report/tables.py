@@ -172,9 +172,9 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _training_cost(rows: Rows) -> str:
-    """Billions of multiply-adds of a training, the mean over those that say it."""
-    known = [cost for row in rows if (cost := row.run.train_multiply_adds) is not None]
-    return _in_units(sum(known) / len(known), 1e9) if known else "-"
+    """Billions of multiply-adds of a training."""
+    cost = rows.training_cost()
+    return "-" if cost is None else _in_units(cost, 1e9)
 
 
 def _in_units(multiply_adds: float, unit: float) -> str:

@@ -1,12 +1,12 @@
 """Plain sentences on what a comparison or a study shows, whichever way it went."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import Condition, Study
 from didicm.report.ensembles import on_ensembles
-from didicm.report.panels import Line, Panel, baselines_of, column_name, panels_of
+from didicm.report.panels import Line, Panel, column_name, panels_of
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Rows
 from didicm.report.search import on_search
 
@@ -22,21 +22,37 @@ def verdict(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list[str]
 
 
 def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
-    """The entry that stands for DiDiCM, with posterior parameterization if it was run, and its baselines.
+    """The entry that stands for DiDiCM, the first of the study, and all baselines.
 
     Ensembles are trained several times over: what they show is told by itself, unless there is no other baseline.
     """
-    ours = [entry for entry in rows.entries(main=True) if not entry.method.baseline]
-    if not ours:
-        return None, []
-    parameterized = (e for e in ours if e.method.settings.get("model_args.parameterization") == "posterior")
-    chosen = next(parameterized, ours[0])
     entries = rows.entries()
-    single = [entry for entry in entries if entry.method.members == 1]
-    return chosen, baselines_of(chosen, single) or baselines_of(chosen, entries)
+    ours = [entry for entry in rows.entries(main=True) or entries if not entry.method.baseline]
+    baselines = [entry for entry in entries if entry.method.baseline]
+    return next(iter(ours), None), [entry for entry in baselines if entry.method.members == 1] or baselines
 
 
 def _on_comparison(rows: Rows) -> list[str]:
+    """DiDiCM against a standard classifier; then other variants of it, and several views of an image."""
+    once, often = (Rows(row for row in rows if (row.views > 1) == several) for several in (False, True))
+    says = _on_pair(once)
+    if not says:
+        return ["There is nothing to compare yet: run DiDiCM and a standard classifier under the same condition."]
+    for title, part in _variants(once, often):
+        says += [f"{title}: {' '.join(told)}"] if (told := _on_pair(part)) else []
+    return says
+
+
+def _variants(once: Rows, often: Rows) -> Iterator[tuple[str, Rows]]:
+    """Further comparisons: the other variants of DiDiCM, then answers from several views of an image."""
+    ours = list(dict.fromkeys(str(row.method) for row in once if not row.method.baseline))
+    for part, views in ((once, ""), (often, "With several augmented views of each image, ")):
+        for name in ours if views else ours[1:]:
+            chosen = Rows(row for row in part if row.method.baseline or str(row.method) == name)
+            yield f"{views}{name}", chosen
+
+
+def _on_pair(rows: Rows) -> list[str]:
     """One sentence on accuracy, one on the posterior, one on cost.
 
     DiDiCM with its main sampler against whichever baseline does better on the metric in question, over the
@@ -45,13 +61,13 @@ def _on_comparison(rows: Rows) -> list[str]:
     ours, baselines = compared(rows)
     common, baselines = _in_common(rows, ours, baselines) if ours else (rows, [])
     if ours is None or not baselines:
-        return ["There is nothing to compare yet: run DiDiCM and a standard classifier under the same condition."]
-    on_nll = [_on_nll(_measure(common, ours, baselines, metric)) for metric in (NLL, SCALED_NLL)]
-    scaled = f" With a temperature for both, they are {on_nll[1]}." if on_nll[1] else ""
+        return []
+    by_nll, by_scaled = (_measure(common, ours, baselines, metric) for metric in (NLL, SCALED_NLL))
+    scaled = f" With a temperature for both, they are {_on_nll(by_scaled)}." if by_scaled else ""
     return [
         _on_accuracy(ours, _measure(common, ours, baselines, TOP1)),
-        f"As trained, DiDiCM's probabilities are {on_nll[0]}.{scaled}",
-        _on_cost(rows, common, ours),
+        f"As trained, DiDiCM's probabilities are {_on_nll(by_nll)}.{scaled}" if by_nll else "No NLL was measured.",
+        _on_cost(common, ours, best.baseline if (best := by_scaled or by_nll) else baselines[0]),
     ]
 
 
@@ -98,24 +114,29 @@ def _on_accuracy(ours: Entry, found: _Measured | None) -> str:
     return f"{says}: {TOP1.text(x.mean)} % against {TOP1.text(y.mean)} % {names}, {_interval(gap, TOP1)}."
 
 
-def _on_nll(found: _Measured | None) -> str:
+def _on_nll(found: _Measured) -> str:
     """How DiDiCM's probabilities compare."""
-    if found is None:
-        return ""
     word = {-1: "better", 1: "worse", 0: "as good within noise"}[found.gap.sign]
     numbers = f"NLL {found.ours.mean:.3f} against {found.theirs.mean:.3f} ({found.baseline})"
     return f"{word}: {numbers}, {_interval(found.gap, NLL)}"
 
 
-def _on_cost(rows: Rows, common: Rows, ours: Entry) -> str:
+def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
+    """Multiply-adds of DiDiCM relative to a baseline: of an answer, of a single call, of the training."""
     calls = rows.select(ours)[0].measured.calls
-    what = f"The {calls} network calls of DiDiCM cost" if calls > 1 else "The single network call of DiDiCM costs"
-    text = f"{what} {rows.cost_ratio(ours):.1f} times the multiply-adds of the standard classifier"
-    single = Rows(r for r in common if r.method == ours.method and r.measured.settings.get("method") == "readout")
+    what = (
+        f"The {calls:g} network calls of DiDiCM cost" if calls > 1 else "The single network call of DiDiCM costs"
+    )
+    text = f"{what} {rows.cost_ratio(ours, baseline):.1f} times the multiply-adds of {baseline}"
+    trainings = [rows.select(entry).training_cost() for entry in (ours, baseline)]
+    if all(trainings):
+        text += f", its training {trainings[0] / trainings[1]:.1f} times"
+    single = Rows(r for r in rows if r.method == ours.method and r.measured.settings.get("method") == "readout")
     there = single.estimate(NLL)
     if calls == 1 or there is None:
         return f"{text}."
-    return f"{text}; a single call, at {rows.cost_ratio(single[0].entry):.1f} times, has NLL {there.mean:.3f}."
+    ratio = rows.cost_ratio(single[0].entry, baseline)
+    return f"{text}; a single call, at {ratio:.1f} times, has NLL {there.mean:.3f}."
 
 
 def _on_seeds(rows: Rows) -> list[str]:

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from didicm.experiments.spec import Condition
+from didicm.experiments.spec import Condition, Method
 
 
 @pytest.fixture
@@ -75,6 +77,46 @@ def test_it_is_against_the_better_standard_classifier(compared, result, says):
     told = says(compared(0.80, 0.75, more=better))
     assert told[0].startswith("The standard classifier is more accurate")
     assert "(standard, smoothed labels; DiDiCM, posterior, 8 steps)" in told[0]
+
+
+def test_variants_and_views_have_sentences_of_their_own_each_against_the_best_of_its_kind(
+    result, rows, comparison, says
+):
+    names = ("standard", "standard, smoothed labels", "DiDiCM", "DiDiCM, half masked")
+    study = comparison(
+        *(
+            Method(*name.split(", "), settings={"method": "standard"} if "standard" in name else {})
+            for name in names
+        )
+    )
+
+    def seen(run, gain):
+        """The run, and beside its main answer one from eight views of an image."""
+        first = run.measurements[0]
+        metrics = {**first.metrics, "cls/Acc": first.metrics["cls/Acc"] + gain}
+        more = replace(first, sampler="8 views", settings={"views": 8}, multiply_adds=8000, metrics=metrics)
+        return replace(
+            run, measurements=(*run.measurements, more), train_multiply_adds=300 if "DiDi" in run.method else 100
+        )
+
+    accuracies = dict(zip(names, (0.5, 0.6, 0.7, 0.4), strict=True))
+    results = [
+        seen(result(name, seed, accuracy + 0.01 * seed, 1.0 - accuracy, calls=8 if "DiDi" in name else 1), 0.1)
+        for seed in range(3)
+        for name, accuracy in accuracies.items()
+    ]
+    told = says(rows(results, study), study)
+    assert told[0].startswith("DiDiCM is more accurate than the standard classifier: 71.0 % against 61.0 %")
+    assert "(DiDiCM, 8 steps; standard, smoothed labels)" in told[0]
+    assert told[2].startswith(
+        "The 8 network calls of DiDiCM cost 8.0 times the multiply-adds of standard, smoothed"
+    )
+    assert "its training 3.0 times" in told[2]
+    assert told[3].startswith("DiDiCM, half masked: The standard classifier is more accurate than DiDiCM: 61.0 %")
+    assert told[4].startswith("With several augmented views of each image, DiDiCM: DiDiCM is more accurate")
+    assert "81.0 % against 71.0 % (DiDiCM, 8 views; standard, smoothed labels, 8 views)" in told[4]
+    assert "cost 1.0 times the multiply-adds of standard, smoothed labels, 8 views" in told[4]
+    assert told[5].startswith("With several augmented views of each image, DiDiCM, half masked: The standard")
 
 
 def test_conditions_are_no_seeds(result, rows, says):
