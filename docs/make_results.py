@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import (
     RESULTS,
     TRIALS,
@@ -331,7 +332,11 @@ def _write_distill(folder: Path) -> Iterator[str]:
         return
     metrics = [Metric(name) for name in ("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE")]
     yield DISTILL_HEAD
-    yield f"|  | {' | '.join(metric.heading for metric in metrics)} | M multiply-adds |"
+    teacher, *students = seeds[0]
+    for student in students:
+        gap, low, high = seed_interval([seed[student][NLL.name] - seed[teacher][NLL.name] for seed in seeds])
+        yield f"- *{student}*: NLL {gap:+.3f} from *{teacher}* (95 % interval {low:+.3f} to {high:+.3f})."
+    yield f"\n|  | {' | '.join(metric.heading for metric in metrics)} | M multiply-adds |"
     yield "|---|" + "---:|" * (len(metrics) + 1)
     for name in seeds[0]:
         cells = [_spread([metric.scale * seed[name][metric.name] for seed in seeds]) for metric in metrics]
@@ -341,12 +346,15 @@ def _write_distill(folder: Path) -> Iterator[str]:
 
 
 def _write_human(folder: Path) -> Iterator[str]:
-    """How far posteriors are from those of people, a table per study."""
-    for path in sorted(folder.glob("*.jsonl")):
+    """How far posteriors are from those of people: who is closest, and a table per study."""
+    stored = sorted(folder.glob("*.jsonl"))
+    yield from [HUMAN_HEAD] if stored else []
+    for path in stored:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for condition in dict.fromkeys(line["condition"] for line in lines):
+            yield _on_people([line for line in lines if line["condition"] == condition])
         columns = ("divergence", "total variation", "rank correlation")
-        yield HUMAN_HEAD
-        yield f"| {path.stem} | {' | '.join(columns)} | divergence, T | total variation, T |"
+        yield f"\n| {path.stem} | {' | '.join(columns)} | divergence, T | total variation, T |"
         yield "|---|" + "---:|" * (len(columns) + 2)
         for row in dict.fromkeys((x["condition"], x["method"], x["sampler"]) for x in lines):
             mine = [x for x in lines if (x["condition"], x["method"], x["sampler"]) == row]
@@ -355,6 +363,22 @@ def _write_human(folder: Path) -> Iterator[str]:
             yield f"| {', '.join(row)} | {' | '.join(cells)} |"
         yield "\nMean and standard deviation over the seeds; T: temperature-scaled. Measure it again:\n"
         yield f"```sh\npython docs/make_human.py {path.stem} --people FILE\n```\n"
+
+
+def _on_people(lines: list[dict[str, Any]]) -> str:
+    """Who is closest to people under one condition, and how far behind the best of the other kind is."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for line in lines:
+        found.setdefault((line["method"], line["sampler"]), {})[line["seed"]] = line["temperature"]["divergence"]
+    order = sorted(found, key=lambda entry: fmean(found[entry].values()))
+    best, others = order[0], [e for e in order if e[0].startswith("DiDiCM") != order[0][0].startswith("DiDiCM")]
+    mean = fmean(found[best].values())
+    told = f"- {lines[0]['condition']}: closest is *{', '.join(best)}* (divergence, T {mean:.3f})"
+    if not others:
+        return f"{told}."
+    seeds = found[best].keys() & found[others[0]].keys()
+    gap, low, high = seed_interval([found[others[0]][seed] - found[best][seed] for seed in seeds])
+    return f"{told}; *{', '.join(others[0])}* is {gap:.3f} farther (95 % interval {low:+.3f} to {high:+.3f})."
 
 
 def _spread(values: list[float]) -> str:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from didicm.experiments.results import Plan, Trial, read_trials
 from didicm.experiments.spec import Condition, Study
-from didicm.experiments.tune import choose
+from didicm.experiments.tune import choose, search_factors
 from didicm.report.records import NLL, TOP1
 from didicm.report.style import legend_below, looks, make_axes
 from didicm.report.tables import Table
@@ -68,18 +68,22 @@ def length_curves(study: Study, trials: Sequence[Trial], conditions: Sequence[Co
 
 
 def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
-    """How settings were chosen, and whose best training was the longest that was tried."""
+    """How settings were chosen, and whose best lay at the end of what was tried."""
+    factors = search_factors(study.tune)
+    alone = sum(factor["optimizer.lr"] == 1 for factor in factors)
     says = [
-        f"Learning rate, weight decay and epochs of every method are the best of the same {study.tune} trials "
-        "under each condition, by the NLL of held-out training images."
+        f"Every method has the best of the same {study.tune} trials under each condition, by the NLL of held-out "
+        f"training images: {alone} differ in length alone, {len(factors) - alone} in learning rate and weight "
+        "decay too."
     ]
-    longest = [
-        f"{name} ({condition}, {best.settings['epochs']:g} epochs)"
-        for (name, condition), best in choose(trials).items()
-        if best.settings["epochs"] == max(t.settings["epochs"] for t in _under(condition, trials, name))
-    ]
-    if longest:
-        says.append(f"Best at the longest training that was tried, so longer may be better: {'; '.join(longest)}.")
+    for name, what in (("epochs", "longest training"), ("optimizer.lr", "highest learning rate")):
+        ends = [
+            f"{method} ({condition}, {best.settings[name]:g})"
+            for (method, condition), best in choose(trials).items()
+            if best.settings[name] == max(t.settings[name] for t in _under(condition, trials, method))
+        ]
+        if ends:
+            says.append(f"Best at the {what} that was tried, so more may be better: {'; '.join(ends)}.")
     return says
 
 

@@ -64,10 +64,13 @@ def test_the_curve_has_the_best_trial_of_each_length_with_the_peak_in_a_ring(stu
     assert rings == [[[8, 2.1]], [[30, 2.4]]]
 
 
-def test_it_says_whose_best_training_was_the_longest(study, trials):
-    how, longest = on_search(study, trials)
+def test_it_says_what_trials_differ_in_and_whose_best_lay_at_the_end_of_what_was_tried(study, trials):
+    how, longest, highest = on_search(study, trials)
     assert "the best of the same 5 trials" in how
-    assert longest.endswith(f"longer may be better: DiDiCM, score ({EASY}, 60 epochs).")
+    assert how.endswith("4 differ in length alone, 1 in learning rate and weight decay too.")
+    assert longest.endswith(f"so more may be better: DiDiCM, score ({EASY}, 60).")
+    assert highest.startswith("Best at the highest learning rate that was tried")
+    assert f"standard ({EASY}, 0.025)" in highest
 
 
 def test_a_chosen_length_takes_the_place_of_the_caution_on_the_training_loss(study, trials, result, rows):
@@ -96,5 +99,5 @@ def test_the_report_has_table_curve_and_sentences_under_the_names_of_today(tmp_p
     page = report.path.read_text()
     assert (report.tables[-1].title, report.tables[-1].groups) == ("Search", [0, 11])
     assert (tmp_path / "figures" / "lengths.svg").is_file()
-    for words in ("Over training length", "Search", "the best of the same 5\ntrials", "the longest training"):
+    for words in ("Over training length", "Search", "the best of the same 5", "the longest training"):
         assert words in page
