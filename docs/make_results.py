@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -29,6 +30,7 @@ from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
 from didicm.report.search import read_search
+from didicm.report.tables import show
 from didicm.report.verdict import verdict
 
 FOLDER = Path(__file__).parent / "results"
@@ -166,11 +168,12 @@ def _conclude(once: list[Compared], often: list[Compared]) -> Iterator[str]:
     """What to use when: it follows from the marks alone."""
     told = []
     for metric, purpose in ((SCALED_NLL, "probabilities"), (TOP1, "the most probable class")):
-        for x in (*once, *often):
-            ours, theirs, sign = x.values[metric]
-            if sign == 1:
-                numbers = f"{metric} {metric.text(ours)} against {metric.text(theirs)}"
-                told.append(f"for {purpose} with {x.condition} ({x.entry}: {numbers})")
+        better = [x for x in (*once, *often) if x.values[metric][2] == 1]
+        for condition in dict.fromkeys(x.condition for x in better):
+            here = [x for x in better if x.condition == condition]
+            best = max(here, key=lambda x: metric.sign * (x.values[metric][0] - x.values[metric][1]))
+            ours, theirs = map(metric.text, best.values[metric][:2])
+            told.append(f"for {purpose} with {condition} ({best.entry}: {metric} {ours} against {theirs})")
     yield f"- **Use DiDiCM** {'; '.join(told)}." if told else "- **DiDiCM** is better under no condition tried."
     names = [str(x.best.method) for x in {x.condition: x for x in once}.values()]
     usual = max(set(names), key=names.count)
@@ -260,25 +263,29 @@ def _on_aim(found: list[Compared]) -> Iterator[str]:
     yield ""
 
 
+SUMMARY, SMOOTHED = "fair-cpu", "smoothed labels"
+
+
 def write_summary(text: str, folder: Path = FOLDER) -> str:
-    """README.md with the main study in one table: means over resolutions and seeds, by the share of the images."""
-    plan = read_plan(folder / "main-cpu")
+    """README.md with the tuned study in one table: both methods with smoothed labels, by images per class."""
+    plan = read_plan(folder / SUMMARY)
     assert plan is not None
-    rows = [row for row in rows_of(read_results(folder / "main-cpu"), plan.study) if row.main]
-    fractions = sorted({row.run.condition.fraction for row in rows})
-    parts = [
-        f"| | {' | '.join(f'top-1 %, {f:.0%} of the images | NLL' for f in fractions)} |",
-        "|---|" + "---:|" * 2 * len(fractions),
-    ]
-    for name in dict.fromkeys(str(row.method) for row in rows):
+    rows = rows_of(read_results(folder / SUMMARY), plan.study)
+    conditions = rows.conditions()[::-1]
+    shown = (TOP1, SCALED_NLL)
+    heads = [f"{m.heading}, {c.fraction} per class" for c in conditions for m in shown]
+    lines = [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]
+    for entry in rows.entries():
+        if entry.method.variant != SMOOTHED:
+            continue
         cells = []
-        for metric, fraction in ((m, f) for f in fractions for m in (TOP1, NLL)):
-            chosen = [r for r in rows if (str(r.method), r.run.condition.fraction) == (name, fraction)]
-            cells.append(metric.text(fmean(value for row in chosen if (value := row.value(metric)) is not None)))
-        parts.append(f"| {name} | {' | '.join(cells)} |")
+        for condition, metric in product(conditions, shown):
+            estimate = rows.select(entry, condition).estimate(metric)
+            cells.append("" if estimate is None else show(estimate, metric))
+        lines.append(f"| {entry} | {' | '.join(cells)} | {rows.cost_ratio(entry):.1f} |")
     before, begin, rest = text.partition("<!-- results: make results -->\n")
     _, end, after = rest.partition("<!-- end of results -->")
-    return before + begin + "\n".join(parts) + "\n" + end + after
+    return before + begin + "\n".join(lines) + "\n" + end + after
 
 
 def _command(plan: Plan) -> str:
