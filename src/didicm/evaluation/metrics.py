@@ -7,6 +7,7 @@ Why not torchmetrics: its calibration error gives confidence 1 a bin of its own 
 a rounding error through a softmax, and none of its metrics takes counts. The tests compare with scikit-learn.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +97,27 @@ def nll(probs: Tensor, labels: Tensor) -> Tensor:
     return -probs.gather(1, labels.unsqueeze(1)).squeeze(1).double().clamp_min(TINY).log()
 
 
+def brier(probs: Tensor, labels: Tensor) -> Tensor:
+    """Brier score (N,): the squared distance of the probabilities from the label, summed over classes."""
+    probs = probs.double()
+    own = probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return probs.square().sum(-1) - own.square() + (1 - own).square()
+
+
+def entropy(probs: Tensor, labels: Tensor) -> Tensor:
+    """Entropy (N,) of the probabilities, in nats."""
+    values: Tensor = torch.special.entr(probs).sum(-1, dtype=torch.float64)
+    return values
+
+
+# Metrics that are means over images: a function of (N, K) and (N,) to (N,) by name.
+MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls/NLL": nll,
+    "cls/Brier": brier,
+    "cls/Entropy": entropy,
+}
+
+
 @dataclass(frozen=True)
 class Summary:
     """What the metrics need to know about each image; memory is that of `probs` in float64."""
@@ -119,9 +141,7 @@ class Summary:
         values = {
             "cls/Acc": correct,
             "cls/Acc5": (rank < TOP).double(),
-            "cls/NLL": nll(probs, labels),
-            "cls/Brier": gap.square().sum(-1),
-            "cls/Entropy": torch.special.entr(probs).sum(-1, dtype=torch.float64),
+            **{name: metric(probs, labels) for name, metric in MEANS.items()},
         }
         top_gap = torch.zeros(len(probs), bins, dtype=torch.float64)
         top_gap.scatter_(1, bin_index(confidence, bins).unsqueeze(1), (confidence.double() - correct).unsqueeze(1))
