@@ -1,6 +1,6 @@
 """How far a reader has to walk: the files that a task passes through, and how often it goes from one to another.
 
-    python -m benchmarks.walks            count the three walks of docs/architecture.md
+    python -m benchmarks.walks            count the walks of docs/architecture.md
     python -m benchmarks.walks --list     and show the functions of each, in order
     python -m benchmarks.walks --write    and write the counts into docs/architecture.md
 
@@ -72,18 +72,32 @@ def walks(folder: Path) -> dict[str, list[tuple[str, str]]]:
     return {name: walk(task) for name, task in tasks.items()}
 
 
-def write(counts: dict[str, dict[str, int]]) -> None:
-    """Keep the counts beside those of the house before, and the table of both in the page on architecture."""
-    stored = json.loads(STORED.read_text(encoding="utf-8"))
-    stored["now"] = counts
-    STORED.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+def tables(stored: dict[str, Any]) -> str:
+    """The counts as the page on architecture shows them."""
     lines = ["| walk | files before | files | switches before | switches |", "|---|---:|---:|---:|---:|"]
-    for name, now in counts.items():
+    for name, now in stored["now"].items():
         before = stored["before"][name]
         cells = f"{before['files']} | {now['files']} | {before['switches']} | {now['switches']}"
         lines.append(f"| `didicm {name}` | {cells} |")
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    PAGE.write_text(f"{head}{START}\n" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    lines += ["", "| Python in `src` | files | lines |", "|---|---:|---:|"]
+    lines += [f"| {when} | {count['files']} | {count['lines']:,} |" for when, count in stored["source"].items()]
+    return "\n".join(lines)
+
+
+def with_tables(page: str, stored: dict[str, Any]) -> str:
+    """A page with the counts between its marks."""
+    head, _, rest = page.partition(START)
+    return f"{head}{START}\n{tables(stored)}\n{END}{rest.partition(END)[2]}"
+
+
+def write(counts: dict[str, dict[str, int]]) -> None:
+    """Keep the counts beside those before the move, and show them on the page on architecture."""
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    sources = list(Path(ROOT).rglob("*.py"))
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in sources)
+    stored["now"], stored["source"]["now"] = counts, {"files": len(sources), "lines": lines}
+    STORED.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), stored), encoding="utf-8")
 
 
 if __name__ == "__main__":
