@@ -3,11 +3,12 @@
 python -m benchmarks.cifar10n --images cifar10 --labels cifar10n.npz --out cifar10n
 didicm study labels-cpu --data cifar10n
 
-`--images` is a folder with train.parquet and test.parquet: columns image and label, the label with class names, as
-in the files of uoft-cs/cifar10 on the hub. `--labels` is a NumPy file with one array of class numbers per set of
-labels, in the order of the training images: `clean`, which is compared with theirs, and any others, such as
-`aggre`, `random1` and `worse` of CIFAR-10N (Wei et al. 2022, noisylabels.com; CC BY-NC 4.0, not commercial).
-Each becomes a table NAME.csv with columns path, label and split; test images keep their labels in all of them.
+`--images` is a folder with train.parquet and test.parquet: columns image (or img) and label, the label with
+class names, as in the files of uoft-cs/cifar10 on the hub. `--labels` is a NumPy file with one array of class
+numbers per set of labels, in the order of the training images: `clean`, which is compared with theirs, and any
+others, such as `aggre`, `random1` and `worse` of CIFAR-10N (Wei et al. 2022, noisylabels.com; CC BY-NC 4.0, not
+commercial). Each becomes a table NAME.csv with columns path, label and split; test images keep their labels in
+all of them.
 """
 
 import argparse
@@ -46,7 +47,8 @@ def convert(images: Path, labels: Path, out: Path) -> dict[str, float]:
     for split, table in splits.items():
         paths[split] = [f"images/{split}-{i:05}.png" for i in range(len(table))]
         (out / "images").mkdir(parents=True, exist_ok=True)
-        for path, image in zip(paths[split], table["image"].to_pylist(), strict=True):
+        column = "image" if "image" in table.column_names else "img"  # the hub's name
+        for path, image in zip(paths[split], table[column].to_pylist(), strict=True):
             (out / path).write_bytes(
                 image["bytes"]
             )  # the tables come last: without them nobody takes it for whole

@@ -44,9 +44,9 @@ class NamedStudyOptions(StudyOptions):
 def main(argv: list[str]) -> int:
     """Run what is left of the study, then print and write what it shows; without a name, list the studies."""
     text = (
-        "Run a study: the paper's main, selection, sizes and efficiency, or our solvers, schedules and "
-        "objectives, on ImageNet as in the paper (-imagenet) or in minutes (-cpu). Run it again to resume. "
-        "Studies in the same --out share the networks that they have in common."
+        f"Run a study from a YAML file, or one of these: {', '.join(list_studies())}. Those on ImageNet are as in "
+        "the paper, those for the CPU take minutes to hours; without a name, the question of each is listed. "
+        "Run it again to resume. Studies in the same --out share the networks that they have in common."
     )
     options = parse(argv, NamedStudyOptions, command="study", description=text, positional=["name"])
     console = SafeConsole(soft_wrap=True, highlight=False)
