@@ -12,6 +12,7 @@ stand before one:
 <!-- output: last 5 lines -->    the end of it, or the first lines; `in other words` if images decide
 """
 
+import ast
 import io
 import logging
 import os
@@ -32,6 +33,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from glob import glob
 from importlib import import_module
+from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any
@@ -41,6 +44,10 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERATED = {"results.md", "reliability.md"}  # by scripts of their own
 START = ROOT / "docs" / "start.md"
 PICTURES = {"trajectory.png": ROOT / "docs" / "assets" / "trajectory.png"}  # that a page makes and shows
+REPORT, REPORT_PICTURE = (
+    "runs/compare/report.html",
+    ROOT / "docs" / "assets" / "report.png",
+)  # of answers/method.md
 PORT = "8000"
 WIDTH, TEXT = 100, 80  # of the terminal, for tables; of sentences
 BOX = "│┃┡└├┌┏"  # what tables are drawn with
@@ -122,7 +129,7 @@ class Reader:
                 yield block, block.part_of(printed)
             elif block.runs:
                 printed = self.run(block)
-            elif block.language == "sh":
+            else:
                 self.check(block)
 
     def run(self, block: Block) -> str:
@@ -148,7 +155,10 @@ class Reader:
         return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE).strip("\n") + "\n"
 
     def check(self, block: Block) -> None:
-        """What can be known of commands that are not run: their options, extras and targets exist."""
+        """What can be known of what is not run: options, extras, targets and arguments of functions exist."""
+        if block.language == "python":
+            check_code(block.code)
+            return
         with self.here():
             for line in lines_of(block.code):
                 command, *arguments = shlex.split(line, comments=True)
@@ -173,6 +183,9 @@ class Reader:
         elif line.startswith("python examples/"):
             with mock.patch.object(sys, "argv", self.shorten(self.expand(line)[1:])):
                 runpy.run_path(str(ROOT / sys.argv[0]), run_name="__main__")
+        elif line.startswith("python -m benchmarks."):
+            with mock.patch.object(sys, "argv", self.expand(line)[2:]):
+                runpy.run_module(sys.argv[0], run_name="__main__")
         else:
             if line.startswith("curl"):
                 self.serve()
@@ -238,14 +251,28 @@ def lines_of(code: str) -> list[str]:
     return [line for line in joined if line and not line.startswith("#")]
 
 
+def check_code(code: str) -> None:
+    """Code that is not run parses, and calls functions of didicm that exist with arguments that they take."""
+    import didicm
+
+    for call in ast.walk(ast.parse(code)):
+        if isinstance(call, ast.Call) and (name := ast.unparse(call.func)).startswith("didicm."):
+            named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            signature(attrgetter(name.removeprefix("didicm."))(didicm)).bind(*call.args, **named)
+
+
 class _ParsedError(Exception):
     """The options of a command were fine."""
 
 
 def parse_only(argv: Sequence[str]) -> None:
     """Read the options of a command, and go no further."""
-    module = import_module(f"didicm.cli.{argv[0].replace('-', '_')}")
-    name = "resolve" if argv[0] == "train" else "parse"
+    command, *options = argv
+    if "--solvers" in options:  # of demo: it has a module of its own
+        command = "solvers"
+        options.remove("--solvers")
+    module = import_module(f"didicm.cli.{command.replace('-', '_')}")
+    name = "resolve" if command == "train" else "parse"
     read = getattr(module, name)
 
     def parse(*arguments: Any, **options: Any) -> Any:
@@ -254,17 +281,25 @@ def parse_only(argv: Sequence[str]) -> None:
 
     with mock.patch.object(module, name, parse):
         try:
-            module.main(list(argv[1:]))
+            module.main(options)
         except _ParsedError:
             return
     raise AssertionError(f"didicm {shlex.join(argv)} was not parsed")
 
 
+def wrapped(line: str) -> str:
+    """A line of output as the page shows it; rows of tables and lists stay aligned."""
+    if set(line) & set(BOX):
+        return line
+    column = re.search(r"(?<=\S) {3,}(?=\S)", line)
+    width, start = (WIDTH, column.end()) if column else (TEXT, 0)
+    return "\n".join(wrap(line, width, subsequent_indent=" " * start))
+
+
 def fill_in(text: str, outputs: Sequence[tuple[Block, str]]) -> str:
     """A page with other outputs, its sentences wrapped to the width of the page."""
     for block, printed in reversed(outputs):
-        lines = (line if set(line) & set(BOX) else "\n".join(wrap(line, TEXT)) for line in printed.splitlines())
-        printed = "\n".join(lines).strip("\n") + "\n"
+        printed = "\n".join(map(wrapped, printed.splitlines())).strip("\n") + "\n"
         text = text[: block.span[0]] + indent(printed, block.indent) + text[block.span[1] :]
     return text
 
@@ -279,6 +314,20 @@ def rewrite(page: Path, folder: Path) -> None:
     for name, place in PICTURES.items():
         if (folder / name).exists():
             shutil.copy(folder / name, place)
+    if (folder / REPORT).exists():
+        photograph(folder / REPORT, REPORT_PICTURE)
+
+
+def photograph(page: Path, place: Path) -> None:
+    """The top of a page, as Chromium shows it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        window = browser.new_page(viewport={"width": 1100, "height": 1250})
+        window.goto(page.as_uri())
+        window.screenshot(path=place)
+        browser.close()
 
 
 def main(wanted: Sequence[str]) -> int:
@@ -286,18 +335,23 @@ def main(wanted: Sequence[str]) -> int:
     os.environ["COLUMNS"] = str(WIDTH)
     sys.path.insert(0, str(ROOT))  # some blocks import from the source
     scratch, failed = Path(tempfile.gettempdir()).resolve() / "didicm-examples", 0
+    folder, started = (
+        scratch / "reader",
+        scratch / "started",
+    )  # one place for all: calibrations know images by path
     for page in [START, *(page for page in pages() if page != START)]:
         if wanted and not any(str(page).endswith(name) for name in wanted):
             continue
         print(page.relative_to(ROOT), file=sys.stderr)
-        folder = scratch / "-".join(page.relative_to(ROOT).with_suffix("").parts)
         shutil.rmtree(folder, ignore_errors=True)
         if page == START:
             folder.mkdir(parents=True)
         else:
-            shutil.copytree(scratch / "docs-start", folder)
+            shutil.copytree(started, folder)
         try:
             rewrite(page, folder)
+            if page == START:
+                shutil.copytree(folder, started, dirs_exist_ok=True)
         except Exception:
             traceback.print_exc()
             failed += 1

@@ -1,9 +1,9 @@
 """Fine-tune on 20 images per class: a pretrained backbone, kept as it is, and a small diffusion head.
 
-python examples/fine_tune.py FOLDER [WEIGHTS [EPOCHS]]
+python examples/fine_tune.py FOLDER TEST [WEIGHTS [EPOCHS]]
 
-FOLDER has one subfolder per class, or train/ and val/. WEIGHTS is a file with ImageNet weights of the backbone;
-without it timm fetches them from the hub.
+FOLDER has one subfolder per class, or train/ and val/; TEST has images for the final measurement. WEIGHTS is a
+file with ImageNet weights of the backbone; without it timm fetches them from the hub.
 """
 
 import sys
@@ -12,14 +12,14 @@ from dataclasses import replace
 import didicm
 from didicm.settings import load_recipe
 
-folder, weights, epochs = [*sys.argv[1:], None, None][:3]
+folder, test, weights, epochs = [*sys.argv[1:], None, None][:4]
 backbone = {"backbone": "tf_efficientnet_lite0", "parameterization": "posterior", "frozen": True}
 recipe = load_recipe("finetune")
 config = replace(
     recipe,
     data=folder,
     out="runs/fine-tuned",
-    fraction=20,  # a whole number: so many images of every class
+    fraction=20,  # a whole number: images per class
     epochs=int(epochs or 20),
     feature_views=2,  # the backbone sees each image twice, then only the head is trained
     model_args={**backbone, **({"weights": weights} if weights else {"pretrained": True})},
@@ -28,5 +28,7 @@ config = replace(
     run=replace(recipe.run, workers=0, validate_epochs=5),
 )
 run = didicm.train(config)
-result = didicm.evaluate(run, folder)
-print(f"accuracy {result.metrics['cls/Acc']:.1%}, negative log-likelihood {result.metrics['cls/NLL']:.3f}")
+result = didicm.evaluate(run, test)  # not the validation images: they chose the weights in best/
+print(
+    f"on {test}: accuracy {result.metrics['cls/Acc']:.1%}, negative log-likelihood {result.metrics['cls/NLL']:.3f}"
+)

@@ -20,7 +20,7 @@ def tensors(images):
     return (torch.from_numpy(images.images).unsqueeze(1) / 255 - 0.5) / 0.25, torch.from_numpy(images.labels)
 
 
-pool, pool_labels = (x[:600] for x in tensors(data.train))  # labels are there, but we ask for few
+pool, pool_labels = (x[:600] for x in tensors(data.train))  # the labels are known, but only a few are used
 test, test_labels = (x[:300] for x in tensors(data.val))
 
 
@@ -53,6 +53,6 @@ for strategy in ("at random", "least certain"):
             if strategy == "least certain"
             else np.random.default_rng(1).permutation(len(rest))
         )
-        chosen = np.concatenate([chosen, rest[order[:50]]])  # here somebody would label them
+        chosen = np.concatenate([chosen, rest[order[:50]]])  # here a person would label them
     found = evaluate_probs(train(chosen)(test), test_labels)
     print(f"{strategy:>13}: {len(chosen)} labels, accuracy {found['cls/Acc']:.1%}, NLL {found['cls/NLL']:.3f}")

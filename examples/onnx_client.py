@@ -1,6 +1,6 @@
-"""Classify a photo by a model of `didicm export`: python onnx_client.py model.onnx photo.jpg.
+"""Classify a photo with a model from `didicm export`: python onnx_client.py model.onnx photo.jpg.
 
-Needs numpy, Pillow and onnxruntime, nothing else.
+Needs only numpy, Pillow and onnxruntime.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Plot how the posterior of an image comes about, from the first step of the diffusion to the last.
+"""Plot the posterior of an image from the first step of the diffusion to the last.
 
 python examples/plot_posterior.py RUN IMAGE PICTURE
 """

@@ -1,7 +1,9 @@
 """Every command and code block of README and docs runs, and prints what the pages say; the examples run too."""
 
 import ast
+import contextlib
 import importlib.util
+import json
 import re
 import runpy
 import shutil
@@ -17,10 +19,14 @@ from playwright.sync_api import sync_playwright
 
 import didicm
 from didicm import diffusion
+from didicm.cli.__main__ import main
+from didicm.cli.evaluate import PLAIN
 from didicm.data import open_data
 from didicm.data.corruptions import SUITE
 from didicm.diffusion.schedule import SCHEDULES
 from didicm.errors import UserError
+from didicm.evaluation.metrics import MEANS
+from didicm.experiments.study_file import list_studies, load_study
 from didicm.inference import export as exporting
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +46,14 @@ FASTER = {
     "examples/fine_tune.py": ["1"],  # epoch
 }
 COARSE = ["shoes", "tops", "other"]  # of a taxonomy
+NUMBER = r"[-+\u2212]?\d[\d,]*(?:\.(?P<digits>\d+))?(?:e[-+]\d+)?"
+VARIABLE = {  # what another training changes
+    r"^ *step .*|#+|\bnan\b": "",  # progress, bars
+    r"\b(?:over|under)confident": "CONFIDENT",
+    r"\b(?:true|false)\b": "FLAG",
+    r"\d[\d.,]* (?:h|min|s)\b": "TIME",
+    r"\d[\d.,]* [GMk]B?\b": "SIZE",
+}
 
 
 def load(name):
@@ -67,12 +81,42 @@ def fewer(code):
 
 
 def shape(text):
-    """The words of an output, without what another training changes: its progress, numbers, classes."""
-    text = re.sub(r"^ *step .*|(over|under)confident|True|False|None|nan%", "", text, flags=re.MULTILINE)
+    """Rows of tables, cell by cell, and words of sentences, in order, without what another training changes.
+
+    Numbers are left by their kind: whole, with one decimal, with more. What repeats is left once, as there may be
+    more or fewer classes in a set, images in a list and epochs in a training.
+    """
+    for pattern, word in VARIABLE.items():
+        text = re.sub(pattern, word, text, flags=re.MULTILINE | re.IGNORECASE)
     for name in [*open_data("fashion-mini").class_names, *COARSE]:
         text = re.sub(rf"\b{name.replace('/', '-')}\b", "CLASS", text)
-    text = re.sub(r"\d[\d.,]* (h|min|s|[GMk]B?)\b|\w*\d[\w.,:%+-]*|[^\w\s/]", " ", text)
-    return set(text.split())
+    text = re.sub(NUMBER, lambda found: f" N{min(len(found['digits'] or ''), 2)} ", text)
+    parts = []
+    for line in text.splitlines():
+        if set(line) & set("│┃"):
+            parts.append(tuple(" ".join(cell.split()) for cell in re.split("[│┃]", line)))
+        elif not set(line) & set(maker.BOX):
+            parts += re.sub(r"[^\w\s/]", " ", line).split()
+    return shorter(parts)
+
+
+def shorter(parts):
+    """Parts of which none follows itself; neither do two or more of them together."""
+    for length in range(1, 13):
+        left = []
+        for part in parts:
+            left.append(part)
+            if left[-length:] == left[-2 * length : -length]:
+                del left[-length:]
+        parts = left
+    return parts
+
+
+def without_further_notes(printed, shown):
+    """What was printed, without notes that the page has not: a model as weak as the tests' gives more cause."""
+    words = " ".join(map(str, shape(shown)))
+    lines = printed.splitlines(keepends=True)
+    return "".join(x for x in lines if not x.startswith("note: ") or " ".join(map(str, shape(x))) in words)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,14 +147,14 @@ def follow(page, folder):
     """Run a page, and compare what it shows with what it prints; what it registers is forgotten."""
     reader = maker.Reader(folder, faster, fewer)
     try:
-        with mock.patch.dict(SCHEDULES), mock.patch.dict(SUITE):
+        with contextlib.ExitStack() as forgotten:
+            for registry in (SCHEDULES, SUITE, MEANS, PLAIN):
+                forgotten.enter_context(mock.patch.dict(registry))
             for block, printed in reader.follow(maker.read_blocks(page.read_text(encoding="utf-8"))):
                 if block.detail and "in other words" in block.detail:  # for other images
                     continue
-                told = f"{page.name} shows\n{block.code}\nand not\n{printed}\nrun make examples"
-                assert shape(block.code) <= shape(printed), told
-                # A model as weak as the tests' has more to be noted.
-                assert shape(re.sub(r"(?m)^note: .*", "", printed)) <= shape(block.code), told
+                message = f"{page.name} shows\n{block.code}\nand not\n{printed}\nrun make examples"
+                assert shape(without_further_notes(printed, block.code)) == shape(block.code), message
     finally:
         reader.close()
 
@@ -153,6 +197,59 @@ def test_commands_in_sentences_have_options_that_exist(page):
                     raise
 
 
+def test_the_commands_of_the_results_page_name_studies_and_options_that_exist():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^didicm (study .+)$", text, re.MULTILINE)
+    assert len(commands) > 6
+    for command in commands:
+        maker.parse_only(command.split())
+        load_study(command.split()[1])
+
+
+def test_code_that_is_shown_of_an_example_is_that_example():
+    shown = [
+        (block.detail.removeprefix("it is "), block.code)
+        for page in maker.pages()
+        for block in maker.read_blocks(page.read_text(encoding="utf-8"))
+        if (block.detail or "").startswith("it is examples/")
+    ]
+    assert shown
+    for name, code in shown:
+        assert (ROOT / name).read_text(encoding="utf-8").endswith(code), name
+
+
+@pytest.mark.parametrize(
+    "code", ["print(", "didicm.comparison('photos')", "didicm.compare('photos', 'runs/compare', seed=2)"]
+)
+def test_wrong_code_that_is_not_run_is_found(code):
+    with pytest.raises((SyntaxError, AttributeError, TypeError)):
+        maker.check_code(code)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.parent.name in ("answers", "guides")], ids=lambda p: p.name
+)
+def test_a_page_says_what_it_continues_from(page):
+    if page.name != "serve.md":
+        assert re.match(r"# .+\n\n\*(Continues from \[Start\]|Stands alone)", page.read_text(encoding="utf-8"))
+
+
+def test_every_study_is_on_the_page_on_comparisons(capsys):
+    page = (ROOT / "docs" / "guides" / "compare.md").read_text(encoding="utf-8")
+    assert main(["study", "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in list_studies():
+        assert name in page
+        assert name in text
+
+
+def test_the_counts_of_the_architecture_page_are_the_stored_ones():
+    from benchmarks.walks import PAGE, STORED, with_tables
+
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_tables(page, json.loads(STORED.read_text(encoding="utf-8"))) == page
+
+
 def test_every_public_name_has_an_example():
     blocks = maker.read_blocks((ROOT / "docs" / "reference.md").read_text(encoding="utf-8"))
     code = "".join(block.code for block in blocks if block.language == "python")
@@ -186,8 +283,64 @@ def test_the_site_is_whole_and_fetches_nothing(site):
         ), page
 
 
+def test_the_site_holds_pages_and_not_what_they_are_made_from(site):
+    made_from = {path.suffix for path in site.rglob("*.*")} & {".py", ".json", ".jsonl", ".md"}
+    assert not made_from - {".json"}
+    assert [path.name for path in site.rglob("*.json")] == ["search_index.json"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1_200_000)
+        yield chromium
+        chromium.close()
+
+
+# What is wider than its place: the page itself, or code that a reader of a wide screen would have to scroll.
+TOO_WIDE = """(wide) => [
+  ...(document.documentElement.scrollWidth > innerWidth ? [`${document.documentElement.scrollWidth} px`] : []),
+  ...[...document.querySelectorAll(".md-content :not(details) > .highlight pre > code")]
+    .filter((code) => wide && code.checkVisibility() && code.scrollWidth > code.clientWidth + 1)
+    .map((code) => code.innerText),
+]"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_the_picture_computes_what_the_library_does(site):
+def test_every_page_fits_wide_and_narrow_screens_in_light_and_dark(site, browser):
+    page, troubles = browser.new_page(), []
+    page.set_default_timeout(600_000)
+    page.on("pageerror", lambda error: troubles.append(f"{page.url}: {error}"))
+    page.on("requestfailed", lambda request: troubles.append(f"{page.url} asks for {request.url}"))
+    for path in sorted(site.rglob("*.html")):
+        if path.name == "404.html":  # a server's, with addresses that start at its root
+            continue
+        page.goto(path.as_uri(), wait_until="domcontentloaded")
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            grounds = set()
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                troubles += [f"{path.name}, {width} px: {what}" for what in page.evaluate(TOO_WIDE, width == 1280)]
+                grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            assert len(grounds) == 2, f"{path.name} is the same in light and dark"
+    page.close()
+    assert not troubles
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_search_works_from_a_disk(site, browser):
+    page = browser.new_page()
+    page.set_default_timeout(600_000)
+    page.goto((site / "guides" / "data.html").as_uri())
+    page.locator(".md-search__input").fill("conformal")
+    page.locator(".md-search-result__link").first.wait_for()
+    assert page.locator(".md-search-result__link[href*='answers/set.html']").count()
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_picture_computes_what_the_library_does(site, browser):
     """The same truth, and the same error of the network in every step: the states of all steps agree."""
     process, truth = diffusion.UniformProcess(3), [0.6, 0.32, 0.08]
     errors = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -202,27 +355,25 @@ def test_the_picture_computes_what_the_library_does(site):
             log_q = (keep * features + (1 - keep) / 3).log() + next(self.calls)
             return log_q - log_q.gather(-1, label.unsqueeze(-1))
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1_200_000)
-        page = browser.new_page()
-        troubles = []
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.goto((site / "picture.html").as_uri())
-        page.locator("#simplex [data-part=t]").fill("0.25")
-        said = page.locator("#simplex [data-part=say]").inner_text()
-        page.locator("#simplex [data-part=t]").press("3")  # pulls the truth to the third class
-        assert page.locator("#simplex [data-part=say]").inner_text() != said
-        for solver in ("exact", "euler"):
-            drawn = page.evaluate(
-                "([truth, solver, errors]) => simplex.reverse(truth, 4, solver, errors).map((x) => x.p)",
-                [truth, solver, errors.tolist()],
-            )
-            steps = []
-            image = torch.tensor([truth], dtype=torch.float64)
-            diffusion.sample_cp(Erring(), image, process, steps=4, solver=solver, callback=steps.append)
-            ours = torch.cat([step.probs for step in steps])
-            assert torch.allclose(torch.tensor(drawn[1:], dtype=torch.float64), ours.double(), atol=1e-6)
-        browser.close()
+    page = browser.new_page()
+    troubles = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto((site / "picture.html").as_uri())
+    page.locator("#simplex [data-part=t]").fill("0.25")
+    said = page.locator("#simplex [data-part=say]").inner_text()
+    page.locator("#simplex [data-part=t]").press("3")  # pulls the truth to the third class
+    assert page.locator("#simplex [data-part=say]").inner_text() != said
+    for solver in ("exact", "euler"):
+        drawn = page.evaluate(
+            "([truth, solver, errors]) => simplex.reverse(truth, 4, solver, errors).map((x) => x.p)",
+            [truth, solver, errors.tolist()],
+        )
+        steps = []
+        image = torch.tensor([truth], dtype=torch.float64)
+        diffusion.sample_cp(Erring(), image, process, steps=4, solver=solver, callback=steps.append)
+        ours = torch.cat([step.probs for step in steps])
+        assert torch.allclose(torch.tensor(drawn[1:], dtype=torch.float64), ours.double(), atol=1e-6)
+    page.close()
     assert "75 % of the labels" in said
     assert not troubles
 
