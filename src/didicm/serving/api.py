@@ -63,8 +63,8 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.Lab
     @app.post("/predict", summary="Classify images", openapi_extra=PREDICT)
     async def predict(request: Request) -> Response:
         upload = await read_upload(request, service.limits)
-        if "tasks" in upload.content:
-            return JSONResponse(await studio.predict(upload.content))
+        if upload.tasks is not None:
+            return JSONResponse(await studio.predict(upload.tasks))
         found = await service.predict(upload.images, upload.options)
         failed = all("error" in entry for entry in found)
         return JSONResponse({"model": service.name, "predictions": found}, 422 if failed else 200)

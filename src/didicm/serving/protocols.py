@@ -6,11 +6,11 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPMessage
 from importlib.metadata import version
 from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
-from xml.etree import ElementTree
 
 import numpy as np
 from fastapi import FastAPI, Request
@@ -18,14 +18,16 @@ from fastapi import FastAPI, Request
 from didicm.data.bands import Picture, from_pixels
 from didicm.data.many_channels import MOST_CHANNELS
 from didicm.errors import UserError
-from didicm.serving.engine import Answer, check_shape
+from didicm.serving.engine import Answer, Question, check_shape
 from didicm.serving.refusal import RefusalError
 from didicm.serving.security import Limits
 from didicm.serving.service import Service, Source
+from didicm.serving.tasks import INTERFACE_BYTES, Tasks, read_interface
 from didicm.serving.uploads import from_base64, make_options, read_json
 
 VERSION = version("didicm")
 LABEL_STUDIO_KEY = "LABEL_STUDIO_API_KEY"
+SETUP_BYTES = 2 * INTERFACE_BYTES  # in JSON an interface is longer
 
 # The Open Inference Protocol, v2
 
@@ -66,12 +68,8 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
     @app.post("/v2/models/{name}/infer", summary="Classify image files in base64, or 8-bit pixels")
     async def infer(name: str, request: Request) -> dict[str, Any]:
         names = _known(service, name)
-        content = await read_json(request)
-        images = await service.run(_tensor_images, content.get("inputs"), service.limits)
-        parameters = content.get("parameters") or {}
-        if not isinstance(parameters, dict) or not set(parameters) <= {"steps", "sampler"}:
-            raise RefusalError(400, "parameters may be steps and sampler")
-        answers = await service.answers(images, make_options(parameters, service.limits).question, name)
+        asked = await read_json(request, lambda content: _read_inference(content, service.limits))
+        answers = await service.answers(asked.images, asked.question, name)
         rows = []
         for i, answer in enumerate(answers):
             if not isinstance(answer, Answer):  # a tensor has no room for the error of one row
@@ -94,13 +92,30 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
                 },
             ],
         }
-        return {**found, "id": content["id"]} if isinstance(content.get("id"), str) else found
+        return found if asked.id is None else {**found, "id": asked.id}
 
 
 def _known(service: Service, name: str) -> Sequence[str]:
     if name not in service.models:
         raise RefusalError(404, f"there is no such model: ask for {' or '.join(service.models)}")
     return service.models[name].engine.class_names
+
+
+@dataclass(frozen=True)
+class _Inference:
+    """An inference request."""
+
+    images: list[Source]
+    question: Question
+    id: str | None
+
+
+def _read_inference(content: Mapping[str, Any], limits: Limits) -> _Inference:
+    parameters, name = content.get("parameters") or {}, content.get("id")
+    if not isinstance(parameters, dict) or not set(parameters) <= {"steps", "sampler"}:
+        raise RefusalError(400, "parameters may be steps and sampler")
+    images = _tensor_images(content.get("inputs"), limits)
+    return _Inference(images, make_options(parameters, limits).question, name if isinstance(name, str) else None)
 
 
 def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
@@ -155,30 +170,24 @@ class LabelStudio:
         if host is not None and urlsplit(host).scheme not in ("http", "https"):
             raise UserError(f"--label-studio {host} must be an address such as http://localhost:8080")
 
-    async def predict(self, content: Mapping[str, Any]) -> dict[str, Any]:
+    async def predict(self, tasks: Tasks) -> dict[str, Any]:
         """Answers in the order of the tasks; one whose image cannot be read has an empty result."""
-        tasks = content.get("tasks")
-        if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
-            raise RefusalError(400, "tasks must be a list of objects")
-        if len(tasks) > self.service.limits.images:
-            raise RefusalError(400, f"at most {self.service.limits.images} tasks are allowed, got {len(tasks)}")
-        choices, image, key, allowed = read_interface(content.get("label_config"))
-        addresses = [data.get(key) if isinstance(data := task.get("data"), dict) else None for task in tasks]
-        fetched = await asyncio.gather(*(asyncio.to_thread(self._fetch, address) for address in addresses))
+        interface = tasks.interface
+        fetched = await asyncio.gather(*(asyncio.to_thread(self._fetch, address) for address in tasks.addresses))
         names = self.service.engine.class_names
         results = []
         question = make_options({}, self.service.limits).question
         for answer in await self.service.answers(fetched, question):
             best = -1
             if isinstance(answer, Answer):
-                known = [k for k, name in enumerate(names) if not allowed or name in allowed]
+                known = [k for k, name in enumerate(names) if not interface.allowed or name in interface.allowed]
                 best = max(known, key=lambda k: float(answer.probs[k]), default=-1)
             if not isinstance(answer, Answer) or best < 0:
                 results.append({"result": [], "score": 0.0, "model_version": self.service.name})
                 continue
             choice = {
-                "from_name": choices,
-                "to_name": image,
+                "from_name": interface.choices,
+                "to_name": interface.image,
                 "type": "choices",
                 "value": {"choices": [names[best]]},
                 "score": float(answer.probs[best]),
@@ -216,23 +225,9 @@ def add_label_studio(app: FastAPI, studio: LabelStudio) -> None:
 
     @app.post("/setup", summary="Label Studio connects a project")
     async def setup(request: Request) -> dict[str, str]:
-        content = await read_json(request)
-        read_interface(content.get("schema") or content.get("label_config"))
+        await read_json(
+            request,
+            lambda content: read_interface(content.get("schema") or content.get("label_config")),
+            SETUP_BYTES,
+        )
         return {"model_version": studio.service.name}
-
-
-def read_interface(config: Any) -> tuple[str, str, str, set[str]]:
-    """Names of the choices and the image in a labelling interface, the task's key, and the choices it offers."""
-    if not isinstance(config, str) or "<!" in config:  # no document types: they could define entities
-        raise RefusalError(400, "the labelling interface is missing or has a document type")
-    try:
-        root = ElementTree.fromstring(config)
-    except ElementTree.ParseError as error:
-        raise RefusalError(400, "the labelling interface is not valid XML") from error
-    images = {item.get("name", ""): item.get("value", "") for item in root.iter("Image")}
-    for choices in root.iter("Choices"):
-        image = choices.get("toName", "")
-        if choices.get("name") and images.get(image, "").startswith("$"):
-            offered = {choice.get("value", "") for choice in choices.iter("Choice")}
-            return choices.get("name", ""), image, images[image].removeprefix("$"), offered
-    raise RefusalError(400, "the labelling interface needs Choices for an Image: <Choices name=... toName=...>")

@@ -1,12 +1,13 @@
 """From the body of a request to images and options: multipart, raw bytes, or JSON with base64."""
 
+import asyncio
 import base64
 import binascii
 import io
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 from starlette.datastructures import UploadFile
@@ -15,15 +16,20 @@ from starlette.requests import Request
 from didicm.data.bands import Picture
 from didicm.data.decode import MODES, own_channels
 from didicm.data.many_channels import open_bands, open_many
-from didicm.errors import UserError, did_you_mean
+from didicm.errors import UserError, did_you_mean, reason
+from didicm.files import parse_json
 from didicm.serving.engine import Question, check_shape
 from didicm.serving.refusal import RefusalError
 from didicm.serving.security import Limits
+from didicm.serving.tasks import Tasks, read_tasks
 from didicm.values import Natural, Settings, field_types
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # and arrays (NPY), for models of many channels
 MOST_NAMES = 100_000  # in an option: more would keep others waiting
+MOST_VALUES = 1_000_000  # in JSON: Python takes about half a second for them, and a hundred megabytes
 IMAGE_KEYS = ("image", "images")
+T = TypeVar("T")
+_PARSING = ThreadPoolExecutor(1, "parse")  # one request at a time, for its memory
 
 
 @dataclass(frozen=True)
@@ -62,40 +68,75 @@ class Upload:
 
     images: list[bytes | UserError]
     options: Options
-    content: Mapping[str, Any] = field(default_factory=dict)  # of a JSON body
+    tasks: Tasks | None = None  # of Label Studio, instead
 
 
 async def read_upload(request: Request, limits: Limits) -> Upload:
     """Read a request of any of the three kinds."""
-    given = _from_query(request.query_params.multi_items())
+    query = request.query_params.multi_items()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
-        content = await read_json(request)
-        if "tasks" in content:  # Label Studio's contract, whose options are its own
-            return Upload([], Options(), content)
-        images = _json_images(content)
-        given |= {name: value for name, value in content.items() if name not in IMAGE_KEYS}
-    elif kind == "multipart/form-data":
+        return await read_json(request, lambda content: _from_content(content, query, limits))
+    if kind == "multipart/form-data":
         images, texts = await _read_form(request, limits)
-        given |= _from_query(texts)
-    else:
-        images = [await request.body()]
+        return await _parse(lambda: _make_upload(images, _from_texts(query) | _from_texts(texts), limits))
+    return _make_upload([await request.body()], _from_texts(query), limits)
+
+
+async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int | None = None) -> T:
+    """What `read` makes of the JSON object in a body of at most so many bytes.
+
+    Others are answered meanwhile. The object itself, which takes far more memory than its body, is not kept.
+    """
+    body = await request.body()
+    if most is not None and len(body) > most:
+        raise RefusalError(413, f"the request is larger than {most:,} bytes")
+    return await _parse(lambda: read(_json_object(body)))
+
+
+async def _parse(function: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_PARSING, function)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    _check_values(body)
+    try:
+        content = parse_json(body)
+    except ValueError as error:
+        raise RefusalError(400, f"the body is not valid JSON: {reason(error)}") from error
+    if not isinstance(content, dict):
+        raise RefusalError(400, "the body must be a JSON object")
+    return content
+
+
+def _check_values(text: bytes) -> None:
+    """Refuse text that holds too many values, before any is made of it: that would let nobody else run."""
+    if sum(map(text.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:
+        raise RefusalError(413, f"the request holds more than {MOST_VALUES:,} values: send images as files")
+
+
+def _from_content(content: Mapping[str, Any], query: list[tuple[str, str]], limits: Limits) -> Upload:
+    if "tasks" in content:  # Label Studio's contract, whose options are its own
+        return Upload([], Options(), read_tasks(content, limits))
+    images = content.get("images", [])
+    if not isinstance(images, list):
+        raise RefusalError(422, "images must be a list of base64 strings")
+    images = [*([content["image"]] if "image" in content else []), *images]
+    _check_count(images, limits)
+    given = {name: value for name, value in content.items() if name not in IMAGE_KEYS}
+    return _make_upload([from_base64(image) for image in images], _from_texts(query) | given, limits)
+
+
+def _make_upload(images: list[bytes | UserError], given: Mapping[str, Any], limits: Limits) -> Upload:
+    _check_count(images, limits)
+    return Upload(images, make_options(given, limits))
+
+
+def _check_count(images: Sequence[Any], limits: Limits) -> None:
     if not images or images == [b""]:
         raise RefusalError(422, "the request has no image: send files, image bytes, or JSON with base64 images")
     if len(images) > limits.images:
         raise RefusalError(422, f"the request has {len(images)} images: at most {limits.images} are allowed")
-    return Upload(images, make_options(given, limits))
-
-
-async def read_json(request: Request) -> dict[str, Any]:
-    """The JSON object in a body."""
-    try:
-        content = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise RefusalError(400, "the body is not valid JSON") from error
-    if not isinstance(content, dict):
-        raise RefusalError(400, "the body must be a JSON object")
-    return content
 
 
 def make_options(given: Mapping[str, Any], limits: Limits) -> Options:
@@ -164,13 +205,6 @@ def from_base64(text: Any) -> bytes | UserError:
         return UserError("this is not valid base64")
 
 
-def _json_images(content: Mapping[str, Any]) -> list[bytes | UserError]:
-    images = content.get("images", [])
-    if not isinstance(images, list):
-        raise RefusalError(422, "images must be a list of base64 strings")
-    return [from_base64(image) for image in [*([content["image"]] if "image" in content else []), *images]]
-
-
 async def _read_form(request: Request, limits: Limits) -> tuple[list[bytes | UserError], list[tuple[str, str]]]:
     images: list[bytes | UserError] = []
     texts: list[tuple[str, str]] = []
@@ -183,9 +217,10 @@ async def _read_form(request: Request, limits: Limits) -> tuple[list[bytes | Use
     return images, texts
 
 
-def _from_query(items: list[tuple[str, str]]) -> dict[str, Any]:
+def _from_texts(items: list[tuple[str, str]]) -> dict[str, Any]:
     """Options that were given as text: numbers, truth values and the prior are read as JSON."""
     given: dict[str, Any] = {}
+    _check_values("".join(text for _, text in items).encode())
     for name, text in items:
         if name == "classes":
             given.setdefault("classes", []).append(text)
@@ -193,7 +228,7 @@ def _from_query(items: list[tuple[str, str]]) -> dict[str, Any]:
             given[name] = text
         else:
             try:
-                given[name] = json.loads(text)
-            except (ValueError, RecursionError):
+                given[name] = parse_json(text)
+            except ValueError:
                 given[name] = text
     return given

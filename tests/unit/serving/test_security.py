@@ -2,6 +2,7 @@ import io
 import socket
 import struct
 import threading
+import time
 import zlib
 
 import pytest
@@ -135,6 +136,47 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(client, size):
     status, content = client.post("/predict", bomb(*size))
     assert status == 422
     assert "pixels" in content["predictions"][0]["error"]
+
+
+INTERFACE = b'<View><Image name=\\"i\\" value=\\"$i\\"/><Choices name=\\"c\\" toName=\\"i\\">%s</Choices></View>'
+MOST = 15_900_000  # bytes that a server takes by default
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/predict", b'{"a":[' + b"[]," * (MOST // 3) + b"[]]}", 413),
+        ("/predict", b'{"a":[' + b'{"":0},' * (MOST // 7) + b"0]}", 413),
+        ("/predict", b'{"images":[' + b"0," * 900_000 + b"0]}", 422),  # as many as are read
+        ("/predict", b'{"image":"","prior":{"a":' + b"[" * 60 + b"]" * 60 + b"}}", 400),
+        ("/v2/models/bees/infer", b'{"inputs":[' + b"[]," * (MOST // 3) + b"[]]}", 413),
+        ("/setup", b'{"schema":"' + b"<a>" * (MOST // 3) + b'"}', 413),
+        ("/setup", b'{"schema":"' + b"<a>" * 30_000 + b'"}', 400),
+        ("/setup", b'{"schema":"' + INTERFACE % (b"<a/>" * 6_000) + b'"}', 400),
+        ("/setup", b'{"schema":"' + INTERFACE % (b" " * 110_000) + b'"}', 413),
+        ("/predict", b'{"tasks":[],"label_config":"' + b"<a>" * (MOST // 3) + b'"}', 413),
+        ("/setup", b'{"schema":"' + INTERFACE % (b"<Choice value=''/>" * 4_000) + b'"}', 200),
+    ],
+    ids=range(11),
+)
+def test_no_body_keeps_others_waiting(client, path, body, status):
+    answers = []
+    sending = threading.Thread(target=lambda: answers.append(client.post(path, body, "application/json")))
+    sending.start()
+    longest = 0.0
+    while sending.is_alive():
+        start = time.perf_counter()
+        assert client.get("/health")[0] == 200
+        longest = max(longest, time.perf_counter() - start)
+    ((found, content),) = answers
+    assert found == status, content
+    assert longest < 3
+
+
+def test_text_in_a_form_is_bounded_as_json_is(client, file):
+    image, deep, many = ("i", "i.png", file()), "[" * 60 + "]" * 60, "[" + "[]," * 300_000 + "[]]"
+    assert client.post_form("/predict", image, ("prior", deep))[0] == 422
+    assert client.post_form("/predict", image, ("prior", many), ("taxonomy", many))[0] == 413
 
 
 def test_many_frames_are_read_as_one(client, picture):
