@@ -1,8 +1,12 @@
 """Small trained-looking models and images, for the tests of evaluation, inference and serving."""
 
+import os
+import resource
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from didicm import DiffusionClassifier, Sampler, StandardClassifier, create_model, save
 from didicm.checkpoint import Checkpoint
@@ -88,3 +92,31 @@ def calibrated_model(tmp_path_factory, tiny_network):
 def onnx_model(tmp_path_factory, calibrated_model):
     """The same as an ONNX file."""
     return export(calibrated_model, tmp_path_factory.mktemp("exported") / "model.onnx").path
+
+
+@pytest.fixture(scope="session")
+def peak():
+    """Bytes that a function needs at most, and what it says, measured in a process of its own."""
+    EvalTransform(8)(Image.new("RGB", (40, 30)))  # what is imported along the way counts for nobody
+
+    def highest():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def measure(function):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            before = highest()
+            try:
+                answer = str(function())
+            except Exception as error:
+                answer = f"{type(error).__name__}: {error}"
+            os.write(writing, f"{highest() - before} {answer}".encode())
+            os._exit(0)
+        os.close(writing)
+        with open(reading) as file:
+            used, answer = file.read().split(" ", 1)
+        os.waitpid(child, 0)
+        return int(used), answer
+
+    return measure

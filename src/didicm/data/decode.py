@@ -40,7 +40,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 def open_image(source: str | Path | bytes) -> Picture:
     """Open a file or the bytes of one; the pixels are decoded later, except of files that Pillow cannot read."""
-    formats = _formats()
+    formats = image_formats()
     if isinstance(source, bytes):
         held, named_tga = len(source), source.endswith(TGA_END)
     else:
@@ -159,7 +159,7 @@ def _white(image: Image.Image) -> float:
 
 
 @cache
-def _formats() -> list[str]:
+def image_formats() -> list[str]:
     """What this Pillow has of `FORMATS`; HEIF, as telephones write it, comes with the package pillow-heif."""
     Image.init()
     with suppress(ImportError):

@@ -19,7 +19,7 @@ from didicm.files import read_json, sha256, to_json, write_files
 from didicm.values import Positive, coerce
 
 FORMAT = 1
-AGAIN = "calibrate again, or leave the calibration out with --no-calibrated"
+AGAIN = "calibrate again, or leave the calibration out with --no-calibration"
 
 LOWEST, HIGHEST = 0.05, 20.0
 WEAK_PRIOR = 10.0  # images that confirm the posterior: few are held out where there are few

@@ -11,12 +11,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
+from didicm.data.decode import image_formats
 from didicm.serving import protocols
 from didicm.serving.refusal import RefusalError
 from didicm.serving.schema import PREDICT
 from didicm.serving.security import Access, Guard
 from didicm.serving.service import Service, log
-from didicm.serving.uploads import FORMATS, read_upload
+from didicm.serving.uploads import read_upload
 
 PAGE = {
     "/": ("index.html", "text/html"),
@@ -84,7 +85,7 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.Lab
                 name: {**engine.describe(), "trajectory": engine.has_trajectory, "classes": engine.class_names}
                 for name, engine in models.items()
             },
-            "formats": list(FORMATS),
+            "formats": image_formats(),
             "limits": {
                 "upload_bytes": service.limits.upload_bytes,
                 "pixels": service.limits.pixels,

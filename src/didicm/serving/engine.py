@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 Probs = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
-ASPECT = 100  # longer side over shorter: resizing a thinner image to the network's size would take gigabytes
-
 
 @dataclass(frozen=True)
 class Question:
@@ -167,10 +165,7 @@ class OnnxEngine:
         ]
 
 
-def check_shape(image: Picture, pixels: int) -> None:
-    """Refuse an image that would take too much memory, before any pixel is decoded."""
-    short, long = sorted(image.size)
-    if short * long > pixels:
-        raise UserError(f"the image has {short * long:,} pixels: at most {pixels:,} are allowed")
-    if long > ASPECT * max(short, 1):
-        raise UserError(f"the image is {image.width} x {image.height} pixels: crop it, it is too long and thin")
+def check_pixels(image: Picture, pixels: int) -> None:
+    """Refuse an image of more pixels than the server takes, before any is decoded."""
+    if (found := image.width * image.height) > pixels:
+        raise UserError(f"the image has {found:,} pixels: at most {pixels:,} are allowed")

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 from didicm.data.bands import Picture, from_pixels
 from didicm.data.many_channels import MOST_CHANNELS
 from didicm.errors import UserError
-from didicm.serving.engine import Answer, Question, check_shape
+from didicm.serving.engine import Answer, Question, check_pixels
 from didicm.serving.refusal import RefusalError
 from didicm.serving.security import Limits
 from didicm.serving.service import Service, Source
@@ -149,7 +149,7 @@ def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
 
 def _checked(image: Picture, limits: Limits) -> Source:
     try:
-        check_shape(image, limits.pixels)
+        check_pixels(image, limits.pixels)
     except UserError as error:
         return error
     return image

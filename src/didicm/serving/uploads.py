@@ -3,28 +3,26 @@
 import asyncio
 import base64
 import binascii
-import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from didicm.data.bands import Picture
-from didicm.data.decode import MODES, own_channels
-from didicm.data.many_channels import open_bands, open_many
+from didicm.data.decode import MODES, image_formats, open_image, own_channels
+from didicm.data.many_channels import open_bands
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.files import parse_json
-from didicm.serving.engine import Question, check_shape
+from didicm.serving.engine import Question, check_pixels
 from didicm.serving.refusal import RefusalError
 from didicm.serving.security import Limits
 from didicm.serving.tasks import Tasks, read_tasks
 from didicm.values import Natural, Settings, field_types
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # and arrays (NPY), for models of many channels
 MOST_NAMES = 100_000  # in an option: more would keep others waiting
 MOST_VALUES = 1_000_000  # in JSON: Python takes about half a second for them, and a hundred megabytes
 IMAGE_KEYS = ("image", "images")
@@ -162,26 +160,18 @@ def open_upload(data: bytes, pixels: int) -> Picture:
     It is not decoded yet, but for arrays and TIFFs of many channels, which take the memory of one image at most.
     """
     try:
-        image = _open(data)
+        image = open_image(data)
+        many = isinstance(image, Image.Image) and own_channels(image) not in MODES
+        image = open_bands(data) if many else image
     except Image.DecompressionBombError as error:
         raise UserError(f"the image has too many pixels: at most {pixels:,} are allowed") from error
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"this cannot be read as an image: {error}") from error
     except Exception as error:  # a broken file can raise nearly anything from inside a decoder
-        names = ", ".join(FORMATS[:-1])
-        raise UserError(f"this cannot be read as an image: send {names} or {FORMATS[-1]}") from error
-    check_shape(image, pixels)
+        names = image_formats()
+        raise UserError(f"this cannot be read as an image: send {', '.join(names[:-1])} or {names[-1]}") from error
+    check_pixels(image, pixels)
     return image
-
-
-def _open(data: bytes) -> Picture:
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except UnidentifiedImageError:
-        if (found := open_many(data)) is None:
-            raise
-        return found
-    return open_bands(data) if own_channels(image) not in MODES else image
 
 
 def load_pixels(image: Picture) -> Picture:

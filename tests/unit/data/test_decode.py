@@ -2,7 +2,6 @@
 
 import io
 import os
-import resource
 import socket
 import struct
 import zlib
@@ -18,34 +17,6 @@ from didicm.data.limits import MEMORY
 from didicm.errors import UserError
 
 BOUND = 300 * 2**20
-
-
-@pytest.fixture(scope="module")
-def peak():
-    """Bytes that a function needs at most, and what it says, measured in a process of its own."""
-    EvalTransform(8)(Image.new("RGB", (40, 30)))  # what is imported along the way counts for nobody
-
-    def highest():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    def measure(function):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            before = highest()
-            try:
-                answer = str(function())
-            except Exception as error:
-                answer = f"{type(error).__name__}: {error}"
-            os.write(writing, f"{highest() - before} {answer}".encode())
-            os._exit(0)
-        os.close(writing)
-        with open(reading) as file:
-            used, answer = file.read().split(" ", 1)
-        os.waitpid(child, 0)
-        return int(used), answer
-
-    return measure
 
 
 def seen(content, size=224):

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
+from didicm.data.decode import image_formats
 from didicm.serving.service import Example
 
 
@@ -38,16 +39,23 @@ def test_the_three_forms_of_a_request_get_the_answer_of_the_library(client, pred
             assert p == pytest.approx(q, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_formats_are_told_by_content(client, file, kind):
+@pytest.mark.parametrize("kind", image_formats())
+def test_formats_are_those_of_predict_and_told_by_content(client, file, kind):
+    assert kind in client.get("/info")[1]["formats"]
     status, content = client.post("/predict", file(kind=kind), "image/png")
     assert status == 200, content
 
 
-def test_a_format_that_is_not_offered_is_refused(client, picture):
-    buffer = io.BytesIO()
-    picture().save(buffer, "PPM")
-    status, content = client.post("/predict", buffer.getvalue(), "image/png")
+@pytest.mark.parametrize("size", [(1, 2000), (2000, 1)])
+def test_thin_images_are_answered_as_predict_answers_them(client, predictor, file, size):
+    data = file(size=size)
+    status, content = client.post("/predict", data)
+    assert status == 200
+    assert classes_of(content["predictions"][0])[0][1] == pytest.approx(predictor(data).classes[0][1], abs=1e-5)
+
+
+def test_a_format_that_is_not_offered_is_refused(client, file):
+    status, content = client.post("/predict", file(kind="PCX"), "image/png")
     assert status == 422
     assert "JPEG" in content["predictions"][0]["error"]
 

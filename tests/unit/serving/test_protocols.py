@@ -66,7 +66,6 @@ def test_files_and_pixels_infer_alike(client, predictor, picture, file):
         [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [256] * 12}],
         [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": ["x"] * 12}],
         [{"datatype": "UINT8", "shape": [1, 10**6, 10**6, 3], "data": []}],
-        [{"datatype": "UINT8", "shape": [1, 1, 500, 3], "data": [0] * 1500}],
         [{"datatype": "BYTES", "shape": [65], "data": ["aa"] * 65}],
         [{"datatype": "BYTES", "shape": [-1], "data": []}],
         [{"datatype": "BYTES", "shape": [True], "data": ["aa"]}],

@@ -12,6 +12,7 @@ from didicm.errors import UserError
 from didicm.serving import server
 from didicm.serving.engine import Answer
 from didicm.serving.security import HEADERS, Access, Limits, find_access
+from didicm.serving.service import read_image
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -131,11 +132,29 @@ def test_sizes_are_limited(serve_here, engine, file):
     assert "at most 2" in content["error"]
 
 
-@pytest.mark.parametrize("size", [(40_000, 40_000), (2**31 - 1, 2**31 - 1), (20_000_000, 1), (1, 20_000_000)])
+@pytest.mark.parametrize("size", [(40_000, 40_000), (2**31 - 1, 2**31 - 1), (60_000_000, 1), (1, 60_000_000)])
 def test_a_decompression_bomb_is_refused_before_it_is_decoded(client, size):
     status, content = client.post("/predict", bomb(*size))
     assert status == 422
     assert "pixels" in content["predictions"][0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "options", "refused"),
+    [
+        ("JPEG", 7_000, {}, False),
+        ("JPEG", 7_000, {"progressive": True}, True),
+        ("WEBP", 7_000, {"lossless": True, "method": 0}, True),
+        ("PNG", 7_000, {"compress_level": 1}, False),
+        ("JPEG2000", 3_500, {}, True),
+    ],
+)
+def test_no_image_takes_more_than_300_mb(engine, peak, kind, side, options, refused):
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (0, 90, 0)).save(buffer, kind, **options)
+    used, told = peak(lambda: read_image(engine, buffer.getvalue(), Limits()))
+    assert used < 300 * 2**20
+    assert ("make it smaller" in told) == refused
 
 
 INTERFACE = b'<View><Image name=\\"i\\" value=\\"$i\\"/><Choices name=\\"c\\" toName=\\"i\\">%s</Choices></View>'
