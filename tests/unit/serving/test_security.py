@@ -1,9 +1,14 @@
 import io
+import os
+import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -111,6 +116,18 @@ def test_others_are_let_in_with_a_token_or_when_said_twice(tmp_path, monkeypatch
         find_access("127.0.0.1", None, False)
     with pytest.raises(UserError, match=r"--token-file .*nothing cannot be read"):
         find_access("0.0.0.0", tmp_path / "nothing", False)
+
+
+@pytest.mark.parametrize("page", ["guides/serve.md", "install.md"])
+def test_the_token_of_the_documentation_is_one(page, monkeypatch):
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
+    (setting,) = re.findall(r"^export (DIDICM_TOKEN=.*)", text, re.MULTILINE)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    script = f'{setting}; printf %s "$DIDICM_TOKEN"'
+    token = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, env={"PATH": path}, check=True)
+    monkeypatch.setenv("DIDICM_TOKEN", token.stdout)
+    assert find_access("0.0.0.0", None, False) == Access(token.stdout)
+    assert "-e DIDICM_TOKEN -v" in text
 
 
 def test_sizes_are_limited(serve_here, engine, file):
