@@ -142,7 +142,7 @@ def show_help(command: str, description: str, *options: type, positional: Sequen
 
 def help_of(cls: type) -> dict[str, str]:
     """What the Args of a class and its bases say of each setting, nested ones by dotted name."""
-    texts = [textwrap.dedent((base.__doc__ or "").partition("Args:\n")[2]) for base in cls.__mro__]
+    texts = [textwrap.dedent((base.__doc__ or "").partition("Args:\n")[2]) for base in reversed(cls.__mro__)]
     entries = re.finditer(r"^(\w+): (.*(?:\n +.*)*)", "\n".join(texts), re.MULTILINE)
     found = {entry[1]: " ".join(entry[2].split()) for entry in entries}
     for name, kind in field_types(cls).items():

@@ -21,8 +21,8 @@ WORKERS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
-class AskOptions:
-    """Options of all commands that ask a stored model.
+class ModelOptions:
+    """Which model is asked, and how.
 
     Args:
         run: a run (its best model), a model directory, or hf://owner/name
@@ -32,8 +32,6 @@ class AskOptions:
         batch_size: changes the speed, not the result
         calibration: use the calibration stored with the model; --no-calibration leaves it out
         optimize: fold batch norms and, on a CPU, use Winograd's convolutions: the same answers faster
-        compile: the same, and compiled; the first batch then takes a minute or two
-        force: replace files that this command did not make
     """
 
     run: str
@@ -43,6 +41,17 @@ class AskOptions:
     batch_size: Annotated[int, Range(1, 1_000_000)] = 64
     calibration: bool = True
     optimize: bool = False
+
+
+@dataclass(frozen=True)
+class AskOptions(ModelOptions):
+    """Options of all commands that ask a stored model and write what it says.
+
+    Args:
+        compile: as --optimize, and compiled; the first batch then takes a minute or two
+        force: replace files that this command did not make
+    """
+
     compile: bool = False
     force: bool = False
 

@@ -42,6 +42,7 @@ class PredictOptions(AskOptions):
     """Options of `didicm predict`.
 
     Args:
+        run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export (.onnx)
         images: image files, folders, patterns, .tar and .parquet files; - reads a list of them from standard input
         top: classes to show
         json: one line of JSON per image

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 
 from didicm.cli.flags import parse
-from didicm.cli.options import AskOptions
+from didicm.cli.options import ModelOptions
 from didicm.errors import UserError
 from didicm.text import SafeConsole
 from didicm.values import Natural, Positive
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServeOptions(AskOptions):
+class ServeOptions(ModelOptions):
     """Options of `didicm serve`.
 
     Args:
-        run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export
+        run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export (.onnx)
         baseline: another run, which the page shows side by side
         host: address to listen on; any but this machine's own needs a token
         port: port to listen on; 0 takes a free one
@@ -56,8 +56,6 @@ def main(argv: list[str]) -> int:
     """Serve until stopped."""
     text = "Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs."
     options = parse(argv, ServeOptions, command="serve", description=text, positional=["run"])
-    if options.compile:
-        raise UserError("didicm serve has no --compile, as batches come in every size: --optimize does without")
     try:
         from didicm.serving.api import create_app
         from didicm.serving.examples import find_examples

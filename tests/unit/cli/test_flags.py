@@ -1,10 +1,15 @@
+import ast
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+import didicm
+from didicm.cli.__main__ import COMMANDS, main
 from didicm.cli.flags import help_of, parse, show_help
 from didicm.errors import UserError
 from didicm.settings import TrainConfig
@@ -117,3 +122,30 @@ def test_help_shows_every_option_with_its_words_and_defaults(capsys):
 def test_an_option_is_not_taken_for_the_value_of_another(fails):
     assert "--out needs a value: text" in fails("train", "--data=fashion-mini", "--out", "--dry-run")
     assert "--size needs a value" in fails("models", "--size", "--steps=3")
+
+
+def shown_options(command, capsys):
+    with suppress(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    return shown, set(re.findall(r"^  --([\w.-]+)", shown, re.MULTILINE))
+
+
+def test_a_command_explains_an_inherited_option_in_its_own_words(capsys):
+    for command in ("serve", "predict"):
+        assert ".onnx" in shown_options(command, capsys)[0]
+    assert not shown_options("serve", capsys)[1] & {"compile", "force"}
+
+
+def test_every_option_that_a_message_names_exists(capsys):
+    known = {"help", "version", "standalone", "nproc-per-node"}  # the last two are torchrun's
+    for command in COMMANDS:
+        known |= shown_options(command, capsys)[1]
+    for path in Path(didicm.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documentation = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documentation:
+                for name in re.findall(r"(?<![\w-])--(?:no-)?([a-z][\w-]*)", node.value):
+                    told = f"{path.name}, line {node.lineno}: there is no --{name}"
+                    assert any(name in (option, option.partition(".")[0]) for option in known), told
