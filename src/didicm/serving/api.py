@@ -70,6 +70,7 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.Lab
         failed = all("error" in entry for entry in found)
         return JSONResponse({"model": service.name, "predictions": found}, 422 if failed else 200)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the server is up")
     async def health() -> dict[str, str]:
         return {"status": "UP", "model_class": service.name}
@@ -111,7 +112,8 @@ def _add_page(app: FastAPI, service: Service) -> None:
     files = resources.files("didicm.serving") / "page"
     for path, (name, kind) in PAGE.items():
         response = Response((files / name).read_bytes(), media_type=kind)
-        app.add_api_route(path, lambda response=response: response, include_in_schema=False)
+        methods = ["GET", "HEAD"]
+        app.add_api_route(path, lambda response=response: response, methods=methods, include_in_schema=False)
 
     @app.get("/examples", summary="Images to try")
     async def examples() -> list[dict[str, str]]:

@@ -59,10 +59,7 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
             "name": name,
             "platform": "didicm",
             "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}],
-            "outputs": [
-                {"name": "probabilities", "datatype": "FP64", "shape": [-1, classes]},
-                {"name": "label", "datatype": "BYTES", "shape": [-1]},
-            ],
+            "outputs": _outputs(-1, classes),
         }
 
     @app.post("/v2/models/{name}/infer", summary="Classify image files in base64, or 8-bit pixels")
@@ -70,29 +67,27 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
         names = _known(service, name)
         asked = await read_json(request, lambda content: _read_inference(content, service.limits))
         answers = await service.answers(asked.images, asked.question, name)
-        rows = []
+        if not any(isinstance(answer, Answer) for answer in answers):
+            raise RefusalError(400, f"image 0: {answers[0]}")
+        probs, labels, errors = np.zeros((len(answers), len(names))), [""] * len(answers), [""] * len(answers)
         for i, answer in enumerate(answers):
-            if not isinstance(answer, Answer):  # a tensor has no room for the error of one row
-                raise RefusalError(400, f"image {i}: {answer}")
-            rows.append(answer.probs)
-        found = {
-            "model_name": name,
-            "outputs": [
-                {
-                    "name": "probabilities",
-                    "datatype": "FP64",
-                    "shape": [len(rows), len(names)],
-                    "data": [float(p) for row in rows for p in row],
-                },
-                {
-                    "name": "label",
-                    "datatype": "BYTES",
-                    "shape": [len(rows)],
-                    "data": [names[int(row.argmax())] for row in rows],
-                },
-            ],
-        }
+            if isinstance(answer, Answer):
+                probs[i], labels[i] = answer.probs, names[int(answer.probs.argmax())]
+            else:
+                errors[i] = str(answer)
+        outputs = {"probabilities": probs.flatten().tolist(), "label": labels, "error": errors}
+        described = _outputs(len(answers), len(names))
+        found = {"model_name": name, "outputs": [{**item, "data": outputs[item["name"]]} for item in described]}
         return found if asked.id is None else {**found, "id": asked.id}
+
+
+def _outputs(images: int, classes: int) -> list[dict[str, Any]]:
+    """The tensors of an answer; an image that cannot be read has an error, and neither label nor probabilities."""
+    return [
+        {"name": "probabilities", "datatype": "FP64", "shape": [images, classes]},
+        {"name": "label", "datatype": "BYTES", "shape": [images]},
+        {"name": "error", "datatype": "BYTES", "shape": [images]},
+    ]
 
 
 def _known(service: Service, name: str) -> Sequence[str]:

@@ -30,7 +30,7 @@ class Client:
         data = response.read()
         connection.close()
         kind = response.headers.get("content-type", "")
-        return response.status, json.loads(data) if "json" in kind else data, response.headers
+        return response.status, json.loads(data) if data and "json" in kind else data, response.headers
 
     def get(self, path, **headers):
         return self.request("GET", path, headers=headers)[:2]

@@ -201,6 +201,13 @@ def test_openapi_describes_every_form(client):
     assert {"/health", "/info", "/metrics", "/setup", "/v2/models/{name}/infer"} <= set(schema["paths"])
 
 
+@pytest.mark.parametrize("path", ["/", "/page.js", "/health"])
+def test_monitors_may_ask_for_the_head_alone(client, path):
+    status, body, headers = client.request("HEAD", path)
+    assert (status, body) == (200, b"")
+    assert headers["content-length"] == client.request("GET", path)[2]["content-length"]
+
+
 def test_metrics_count_what_was_done(serve_here, engine, file):
     client = serve_here({"bees": engine})
     client.post_json("/predict", {"images": [b64(file()), b64(b"no")]})

@@ -8,6 +8,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from didicm import DiffusionClassifier, StandardClassifier, create_model, save
 from didicm.data import EvalTransform, open_data
+from didicm.data.decode import image_formats
 from didicm.evaluation.fitting import calibrate
 from didicm.inference.predictor import Predictor
 from didicm.serving.engine import TorchEngine
@@ -108,6 +109,8 @@ def test_an_upload_is_answered_and_the_slider_walks_its_steps(visit, address, mo
     expect(region).to_contain_text("Final posterior")
     expect(region).to_contain_text(f"{expected.entropy:.2f} of at most 2.30 nats")
     slider = page.get_by_role("slider", name="Step")
+    expect(region).to_contain_text("step 0: uniform")
+    expect(region).to_contain_text("step 8: final")
     slider.fill("0")
     expect(region).to_contain_text("After step 0 of 8")
     assert {row[-1] for row in shown(page)} == {"10.0 %"}  # it knows nothing
@@ -123,7 +126,7 @@ def test_a_text_file_is_an_error_that_the_next_image_clears(visit, address, writ
     (tmp_path / "notes.png").write_text("no image at all")
     page.get_by_label("Choose an image file").set_input_files(tmp_path / "notes.png")
     expect(page.get_by_role("alert")).to_have_text(
-        "This cannot be read as an image: send JPEG, PNG, WEBP, GIF, BMP or TIFF."
+        f"This cannot be read as an image: it is none of {', '.join(image_formats())} or NPY."
     )
     expect(page.get_by_role("slider")).not_to_be_visible()
     page.get_by_label("Choose an image file").set_input_files(write(tmp_path / "photo.png"))

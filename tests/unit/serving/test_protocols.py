@@ -44,7 +44,8 @@ def test_files_and_pixels_infer_alike(client, predictor, picture, file):
         status, content = client.post_json("/v2/models/bees/infer", {"id": "7", "inputs": [tensor]})
         assert status == 200, content
         assert content["id"] == "7"
-        probabilities, label = content["outputs"]
+        probabilities, label, error = content["outputs"]
+        assert error["data"] == ["", ""]
         assert probabilities["shape"] == [2, 3]
         found = np.reshape(probabilities["data"], (2, 3))
         assert found == pytest.approx(np.stack([p.probs.numpy() for p in expected]), abs=1e-5)
@@ -75,6 +76,20 @@ def test_a_wrong_tensor_is_refused(client, inputs):
     status, content = client.post_json("/v2/models/bees/infer", {"inputs": inputs})
     assert status == 400
     assert content["error"]
+
+
+def test_a_bad_image_fails_alone(client, predictor, file):
+    data = [b64(file(0)), "bm8=", b64(file(2))]
+    tensor = {"datatype": "BYTES", "shape": [3], "data": data}
+    status, content = client.post_json("/v2/models/bees/infer", {"inputs": [tensor]})
+    assert status == 200
+    probabilities, label, error = content["outputs"]
+    found = np.reshape(probabilities["data"], (3, 3))
+    assert found.sum(1) == pytest.approx([1, 0, 1])
+    assert found[2] == pytest.approx(predictor(file(2)).probs.numpy(), abs=1e-5)
+    assert label["data"] == [predictor(file(0)).classes[0][0], "", predictor(file(2)).classes[0][0]]
+    assert error["data"][0] == error["data"][2] == ""
+    assert "cannot be read as an image" in error["data"][1]
 
 
 def test_unknown_parameters_are_refused(client, file):

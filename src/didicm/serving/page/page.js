@@ -193,8 +193,8 @@ function trajectoryPlot(classes, steps, look) {
     svg.append(make("line", { class: "axis", x1: left, x2: width - right, y1: y(p), y2: y(p) }));
     svg.append(make("text", { x: left - 6, y: y(p) + 4, "text-anchor": "end" }, `${100 * p}%`));
   }
-  svg.append(make("text", { x: left, y: height - 8 }, "knows nothing"));
-  svg.append(make("text", { x: width - right, y: height - 8, "text-anchor": "end" }, "final"));
+  svg.append(make("text", { x: left, y: height - 8 }, "step 0: uniform"));
+  svg.append(make("text", { x: width - right, y: height - 8, "text-anchor": "end" }, `step ${steps.length - 1}: final`));
   classes.forEach(({ name }, k) => {
     const points = steps.map((state, i) => `${x(i)},${y(state.probabilities[k])}`).join(" ");
     svg.append(make("polyline", { points, class: look(name).colour, "stroke-dasharray": look(name).dashes }));
