@@ -1,5 +1,6 @@
 """Taking steps: the optimiser, its schedule, and what happens where a gradient is not finite."""
 
+import logging
 import math
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from didicm.settings import TrainConfig
 from didicm.training.devices import works_behind
 from didicm.training.state import Snapshot, TrainState
+
+# It would say of a training of one step that its learning rate does not change.
+logging.getLogger("timm.scheduler.cosine_lr").setLevel(logging.ERROR)
 
 MAX_SKIPPED = 50  # steps in a row that half precision may skip; full precision has no excuse
 

@@ -38,6 +38,13 @@ def test_every_cycle_anneals_the_learning_rate_from_the_top(tiny_config, tmp_pat
     assert first[5:] == second[5:]
 
 
+def test_a_training_of_one_step_needs_no_comment(tiny_config, tmp_path, caplog):
+    config = tiny_config(tmp_path, epochs=1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], config.optimizer.lr)
+    make_scheduler(config, optimizer, steps_per_epoch=1, total_steps=1)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "sgd"])
 def test_a_run_keeps_what_every_cycle_ended_with_as_one_model(optimizer, train, weights_of, tmp_path):
     kept = {}
