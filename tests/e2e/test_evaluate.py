@@ -292,6 +292,7 @@ def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, c
     (folder / "a" / "torn.jpg").write_bytes(b"torn")
     (folder / "b" / "notes.txt").write_text("no image")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "nowhere.png").symlink_to("gone")
     arguments = [diffusion_run, folder, tmp_path / "nowhere.png", tmp_path / "empty", folder / "a" / "0.png"]
     capsys.readouterr()
     code = main(["predict", *map(str, arguments), "--json", "--top", "3", "--batch-size", "2"])

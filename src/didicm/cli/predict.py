@@ -11,28 +11,25 @@ from typing import Literal
 import torch
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
 
 from didicm.cli.flags import parse
 from didicm.cli.options import WORKERS, AskOptions
-from didicm.cli.predictions import claim, parse_shard, show, tell_rows, to_line
+from didicm.cli.predictions import claim, parse_shard, show, show_estimate, tell_rows, to_line
 from didicm.data.bands import viewable
 from didicm.data.decode import own_channels, to_channels
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
 from didicm.inference.adjust import read_prior, read_taxonomy
-from didicm.inference.bulk import BulkSettings, Engine, Tally, predict
-from didicm.inference.estimate import estimate
+from didicm.inference.bulk import BulkSettings, Engine, Tally, estimate_bulk, predict
 from didicm.inference.parts import Parts
 from didicm.inference.prediction import Prediction, why_unreadable
 from didicm.inference.predictor import Predictor
 from didicm.inference.rows import Format, RowWriter
-from didicm.progress import ProgressDisplay, duration
+from didicm.progress import ProgressDisplay
 from didicm.text import SafeConsole, readable
 from didicm.values import Count, Natural
 
-DEVICES = (1, 8, 64)  # for which --dry-run says what many images would take
 FOR_ROWS = ("parquet", "csv", "all_probs", "part_size", "workers", "shard", "engine", "actors")
 MOST_DRAWN = 12  # images in a picture of trajectories
 
@@ -146,7 +143,10 @@ def main(argv: list[str]) -> int:
         predictor.check_trajectory()
     errors.print(predictor.note, highlight=False)
     if options.dry_run:
-        return show_estimate(predictor, options, console)
+        writer = RowWriter(Parts(options.out or Path("rows"), options.format).format, predictor.class_names)
+        images = list_images(options.images, standard_input())
+        show_estimate(estimate_bulk(predictor, images, writer, options.settings), options.workers, console)
+        return 0
     if options.out is not None:
         return write_rows(predictor, options, errors)
     return show_all(predictor, options, console, errors)
@@ -206,31 +206,10 @@ def write_rows(predictor: Predictor, options: PredictOptions, console: Console) 
             lines=standard_input(),
             settings=options.settings,
             progress=progress,
+            force=options.force,
         )
     console.print(tell_rows(options.out, done), highlight=False)
     return 2 if done.images and done.images == done.unreadable else 0
-
-
-def show_estimate(predictor: Predictor, options: PredictOptions, console: Console) -> int:
-    """Measure a few hundred images, and show what a million and a billion would take."""
-    out = options.out or Path("rows")
-    writer = RowWriter(Parts(out, options.format).format, predictor.class_names)
-    found = estimate(predictor, list_images(options.images, standard_input()), writer, options.settings)
-    table = Table("images", "files", "size", *(f"{n} device{'s' if n > 1 else ''}" for n in DEVICES))
-    for column in table.columns:
-        column.justify = "right"
-    for name, count in (("a million", 10**6), ("a billion", 10**9)):
-        times = (duration(found.seconds(count, options.workers, n)) for n in DEVICES)
-        table.add_row(name, f"{found.files(count):,}", f"{found.bytes(count) / 10**9:,.1f} GB", *times)
-    console.print(table)
-    console.print(
-        f"measured on {found.images} images, {found.unreadable} of them unreadable: "
-        f"{1e3 * found.decoding:.1f} ms to decode one, {1e3 * found.network:.1f} ms to predict it; "
-        f"each device with {options.workers} workers that decode, the number of files with --part-size "
-        f"{options.part_size}",
-        highlight=False,
-    )
-    return 0
 
 
 def standard_input() -> Iterator[bytes]:

@@ -8,14 +8,15 @@ from typing import Literal
 
 from didicm.cli.flags import parse
 from didicm.cli.options import WORKERS
-from didicm.cli.predictions import claim, parse_shard, show, tell_rows, to_line
+from didicm.cli.predictions import claim, parse_shard, show, show_estimate, tell_rows, to_line
 from didicm.data.listing import list_images
 from didicm.errors import UserError
 from didicm.inference.adjust import read_prior, read_taxonomy
-from didicm.inference.bulk_exported import predict_exported
+from didicm.inference.bulk_exported import estimate_exported, predict_exported
 from didicm.inference.onnx import OnnxPredictor
-from didicm.inference.parts import BulkSettings, Tally
+from didicm.inference.parts import BulkSettings, Parts, Tally
 from didicm.inference.prediction import why_unreadable
+from didicm.inference.rows import Format, RowWriter
 from didicm.progress import ProgressDisplay
 from didicm.text import SafeConsole, readable
 from didicm.values import Natural
@@ -45,6 +46,8 @@ class ExportedOptions:
         part_size: rows per part
         workers: threads that decode images
         shard: i/n: predict the i-th of n shares; all may write into one folder
+        force: replace a file that is there already
+        dry_run: measure a few hundred images, and say what a million and a billion would take
     """
 
     run: str
@@ -64,6 +67,8 @@ class ExportedOptions:
     part_size: Natural = BulkSettings.part_size
     workers: Natural = WORKERS
     shard: str = "1/1"
+    force: bool = False
+    dry_run: bool = False
 
     def check(self) -> None:
         """Refuse what cannot be meant."""
@@ -72,8 +77,19 @@ class ExportedOptions:
         if self.parquet and self.csv:
             raise UserError("--parquet and --csv are two formats: choose one")
         for item in fields(self):
-            if self.out is None and item.name in FOR_ROWS and getattr(self, item.name) != item.default:
+            given = item.name in FOR_ROWS and getattr(self, item.name) != item.default
+            if given and self.out is None and not self.dry_run:
                 raise UserError(f"--{item.name.replace('_', '-')} is for rows in a file: say where, by --out")
+
+    @property
+    def format(self) -> Format | None:
+        """The format that was asked for."""
+        return "parquet" if self.parquet else "csv" if self.csv else None
+
+    @property
+    def settings(self) -> BulkSettings:
+        """What a row says, and how the work is cut."""
+        return BulkSettings(self.top, self.all_probs, self.part_size, self.batch_size, self.workers)
 
 
 def main(argv: list[str]) -> int:
@@ -91,6 +107,11 @@ def main(argv: list[str]) -> int:
     )
     console = SafeConsole(soft_wrap=True)
     print(predictor.note, file=sys.stderr)
+    if options.dry_run:
+        writer = RowWriter(Parts(options.out or Path("rows"), options.format).format, predictor.class_names)
+        images = list_images(options.images, sys.stdin.buffer)
+        show_estimate(estimate_exported(predictor, images, writer, options.settings), options.workers, console)
+        return 0
     if options.out is not None:
         return write_rows(predictor, options, options.out)
     images, failed = list_images(options.images, sys.stdin.buffer), 0
@@ -125,13 +146,12 @@ def write_rows(predictor: OnnxPredictor, options: ExportedOptions, out: Path) ->
             predictor,
             options.images,
             out,
-            format="parquet" if options.parquet else "csv" if options.csv else None,
+            format=options.format,
             shard=parse_shard(options.shard),
             lines=sys.stdin.buffer,
-            settings=BulkSettings(
-                options.top, options.all_probs, options.part_size, options.batch_size, options.workers
-            ),
+            settings=options.settings,
             progress=progress,
+            force=options.force,
         )
     console.print(tell_rows(out, done), highlight=False)
     return 2 if done.images and done.images == done.unreadable else 0

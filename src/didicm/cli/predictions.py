@@ -14,9 +14,13 @@ from didicm.cli.options import percent
 from didicm.errors import UserError
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.adjust import Adjustment
+from didicm.inference.estimate import Estimate
 from didicm.inference.parts import Tally
 from didicm.inference.prediction import Prediction
+from didicm.progress import duration
 from didicm.text import readable
+
+DEVICES = (1, 8, 64)  # for which --dry-run says what many images would take
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -35,6 +39,24 @@ def tell_rows(out: Path, done: Tally) -> str:
     if readable_images := done.images - done.unreadable:
         text += f"; {done.calls / readable_images:.3g} network calls per image"
     return text
+
+
+def show_estimate(found: Estimate, workers: int, console: Console) -> None:
+    """What a million and a billion images would take."""
+    table = Table("images", "files", "size", *(f"{n} device{'s' if n > 1 else ''}" for n in DEVICES))
+    for column in table.columns:
+        column.justify = "right"
+    for name, count in (("a million", 10**6), ("a billion", 10**9)):
+        times = (duration(found.seconds(count, workers, n)) for n in DEVICES)
+        table.add_row(name, f"{found.files(count):,}", f"{found.bytes(count) / 10**9:,.1f} GB", *times)
+    console.print(table)
+    console.print(
+        f"measured on {found.images} images, {found.unreadable} of them unreadable: "
+        f"{1e3 * found.decoding:.1f} ms to decode one, {1e3 * found.network:.1f} ms to predict it; "
+        f"each device with {workers} workers that decode, the number of files with --part-size "
+        f"{found.part_size}",
+        highlight=False,
+    )
 
 
 def to_line(image: str, prediction: Prediction, top: int) -> str:

@@ -87,23 +87,36 @@ NAMES = {kind: name for name, kind in KINDS.items()}
 def list_images(sources: Iterable[str], lines: Iterable[bytes] = ()) -> Iterator[ImageRef]:
     """All images that the sources name; `-` stands for `lines`, each of which names a source as it is.
 
-    What holds no image is listed too, a file that does not exist or a folder without images: reading it says so. A
-    pattern that fits nothing is an error.
+    A source that does not exist and a pattern that fits nothing are errors, told before anything is listed. What
+    holds no image is listed: a line that names nothing, or a folder without images. Reading it says so.
     """
-    for source in sources:
-        if source == STDIN:
+    found = [path for source in sources for path in _find(source)]
+
+    def listed() -> Iterator[ImageRef]:
+        for path in found:
+            if path != STDIN:
+                yield from _inside(path)
+                continue
             for line in lines:
                 if name := os.fsdecode(line).rstrip("\r\n"):
                     yield from _inside(name)
-            continue
-        for scheme in SCHEMES:
-            source = source.removeprefix(scheme)
-        source = os.path.expanduser(source)
-        found = [source] if os.path.lexists(source) else expand(source)
-        if not found:
-            raise DataError(f"{readable(source)} matches no files; check the pattern")
-        for path in found:
-            yield from _inside(path)
+
+    return listed()
+
+
+def _find(source: str) -> list[str]:
+    if source == STDIN:
+        return [source]
+    for scheme in SCHEMES:
+        source = source.removeprefix(scheme)
+    source = os.path.expanduser(source)
+    if os.path.lexists(source):
+        return [source]
+    if (found := expand(source)) == [source]:
+        raise DataError(f"{readable(source)} does not exist; check its name")
+    if not found:
+        raise DataError(f"{readable(source)} matches no files; check the pattern")
+    return found
 
 
 def _inside(path: str) -> Iterator[ImageRef]:

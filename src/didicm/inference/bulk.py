@@ -19,6 +19,7 @@ from didicm.data import EvalTransform
 from didicm.data.listing import ImageRef, Listing, list_images
 from didicm.errors import UserError
 from didicm.evaluation.calibration import weights_digest
+from didicm.inference.estimate import Estimate, estimate
 from didicm.inference.parts import BulkSettings as BulkSettings
 from didicm.inference.parts import Parts, written_down
 from didicm.inference.parts import Tally as Tally
@@ -45,6 +46,7 @@ def predict(
     lines: Iterable[bytes] = (),
     settings: BulkSettings | None = None,
     progress: Progress | None = None,
+    force: bool = False,
 ) -> Tally:
     """Write a row for every image; run it again to go on after a crash. Returns what was done now.
 
@@ -59,9 +61,10 @@ def predict(
         lines: names of images.
         settings: what a row says, and how the work is cut.
         progress: called with what is done and the number of images that were to do.
+        force: replace a file that is there already.
     """
     predictor = model if isinstance(model, Predictor) else Predictor.load(model)
-    settings, parts, done = settings or BulkSettings(), Parts(Path(out), format, shard), Tally()
+    settings, parts, done = settings or BulkSettings(), Parts(Path(out), format, shard, force=force), Tally()
     writer = RowWriter(parts.format, predictor.class_names)
     with parts.owned(), written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
         if not (mine := parts.share(listing.parts)):
@@ -167,6 +170,21 @@ def predict_batch(predictor: Predictor, batch: Batch, settings: BulkSettings) ->
         outliers = None if found is None else Outliers(found.scores[:count], found.unlike[:count])
     names, errors = batch.names, batch.errors
     return make_rows(names, errors, probs, nfe, inside, outliers, top=settings.top, all_probs=settings.all_probs)
+
+
+def estimate_bulk(
+    predictor: Predictor, images: Iterable[ImageRef], writer: RowWriter, settings: BulkSettings
+) -> Estimate:
+    """What many images would take, from a few hundred."""
+    decoder = Decoder(predictor.model.transform)
+    return estimate(
+        images,
+        writer,
+        settings,
+        decode=lambda batch: decoder[0, False, list(batch)],
+        predict=lambda _, decoded: predict_batch(predictor, decoded, settings),
+        on_cpu=predictor.model.device.type == "cpu",
+    )
 
 
 class _Work:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
 from didicm.files import sha256
+from didicm.inference.estimate import Estimate, estimate
 from didicm.inference.onnx import OnnxPredictor
 from didicm.inference.parts import BulkSettings, Parts, Tally, written_down
 from didicm.inference.prediction import Array, why_unreadable
@@ -29,9 +31,10 @@ def predict_exported(
     lines: Iterable[bytes] = (),
     settings: BulkSettings,
     progress: Callable[[Tally, int], None],
+    force: bool = False,
 ) -> Tally:
     """Write a row for every image; run it again to go on after a crash. Arguments are those of `bulk.predict`."""
-    parts, done = Parts(out, format, shard), Tally()
+    parts, done = Parts(out, format, shard, force=force), Tally()
     writer = RowWriter(parts.format, predictor.class_names)
     with parts.owned(), written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
         if not (mine := parts.share(listing.parts)):
@@ -43,7 +46,9 @@ def predict_exported(
             for number in missing:
                 chosen, collected = listing.part(number), []
                 for start in range(0, len(chosen), settings.batch_size):
-                    rows = _predict_batch(predictor, chosen[start : start + settings.batch_size], pool, settings)
+                    batch = chosen[start : start + settings.batch_size]
+                    read = list(pool.map(partial(read_image, predictor), batch))
+                    rows = predict_batch(predictor, batch, read, settings)
                     collected.append(rows)
                     done += Tally(len(rows), sum(error is not None for error in rows.errors), int(rows.nfe.sum()))
                     progress(done, todo)
@@ -52,10 +57,10 @@ def predict_exported(
     return done
 
 
-def _predict_batch(
-    predictor: OnnxPredictor, images: Sequence[ImageRef], pool: ThreadPoolExecutor, settings: BulkSettings
+def predict_batch(
+    predictor: OnnxPredictor, images: Sequence[ImageRef], read: Sequence[Array | str], settings: BulkSettings
 ) -> Rows:
-    read = list(pool.map(lambda image: _read(predictor, image), images))
+    """Rows of images that were read, or could not be."""
     errors = [found if isinstance(found, str) else None for found in read]
     good = np.array([error is None for error in errors])
     seen = [found for found in read if not isinstance(found, str)]
@@ -70,11 +75,25 @@ def _predict_batch(
             inside[good] = sets
         if outliers is not None and found is not None:
             outliers.scores[good], outliers.unlike[good] = found
-    names, calls = [image.name for image in images], good.astype(np.int64)
+    names, calls = [image.name for image in images], predictor.metadata.calls * good.astype(np.int64)
     return make_rows(names, errors, probs, calls, inside, outliers, top=settings.top, all_probs=settings.all_probs)
 
 
-def _read(predictor: OnnxPredictor, image: ImageRef) -> Array | str:
+def estimate_exported(
+    predictor: OnnxPredictor, images: Iterable[ImageRef], writer: RowWriter, settings: BulkSettings
+) -> Estimate:
+    """What many images would take, from a few hundred."""
+    return estimate(
+        images,
+        writer,
+        settings,
+        decode=lambda batch: [read_image(predictor, image) for image in batch],
+        predict=lambda batch, read: predict_batch(predictor, batch, read, settings),
+        on_cpu="CUDAExecutionProvider" not in predictor.session.get_providers(),
+    )
+
+
+def read_image(predictor: OnnxPredictor, image: ImageRef) -> Array | str:
     """What the graph sees of an image, or why it cannot be read."""
     try:
         with image.open() as opened:

@@ -3,19 +3,18 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-
-import torch
+from typing import TypeVar
 
 from didicm.data.listing import ImageRef
 from didicm.errors import UserError
-from didicm.inference.bulk import BulkSettings, Decoder, predict_batch
-from didicm.inference.predictor import Predictor
-from didicm.inference.rows import RowWriter, join_rows
+from didicm.inference.parts import BulkSettings
+from didicm.inference.rows import Rows, RowWriter, join_rows
 
+T = TypeVar("T")
 SAMPLE = 256  # images that are measured
 
 
@@ -51,33 +50,39 @@ class Estimate:
 
 
 def estimate(
-    predictor: Predictor, images: Iterable[ImageRef], writer: RowWriter, settings: BulkSettings
+    images: Iterable[ImageRef],
+    writer: RowWriter,
+    settings: BulkSettings,
+    *,
+    decode: Callable[[Sequence[ImageRef]], T],
+    predict: Callable[[Sequence[ImageRef], T], Rows],
+    on_cpu: bool,
 ) -> Estimate:
     """Decode, predict and write the first few hundred images, each step by itself; nothing is kept."""
     sample = list(islice(images, SAMPLE))
     if not sample:
         raise UserError("there are no images: name some files, folders or patterns")
     size = min(settings.batch_size, -(-len(sample) // 2))  # at least two batches: the first one warms up
-    decoder, rows, decoding, network, timed = Decoder(predictor.model.transform), [], 0.0, 0.0, 0
+    rows, decoding, network, timed = [], 0.0, 0.0, 0
     for start in range(0, len(sample), size):
+        batch = sample[start : start + size]
         begun = time.perf_counter()
-        batch = decoder[0, False, sample[start : start + size]]
+        seen = decode(batch)
         decoded = time.perf_counter()
-        rows.append(predict_batch(predictor, batch, settings))
+        rows.append(predict(batch, seen))
         if start or len(sample) == 1:
             decoding, network = decoding + decoded - begun, network + time.perf_counter() - decoded
-            timed += len(batch.names)
+            timed += len(batch)
     joined = join_rows(rows)
     with tempfile.TemporaryDirectory() as folder:
         writer.write(Path(folder) / "rows", joined)
         written = (Path(folder) / "rows").stat().st_size
-    on_cpu = predictor.model.device.type == "cpu"
     return Estimate(
         images=len(sample),
         unreadable=sum(error is not None for error in joined.errors),
         decoding=decoding / timed,
         network=network / timed,
         row=written / len(sample),
-        cores=(os.cpu_count() or torch.get_num_threads()) if on_cpu else 0,
+        cores=(os.cpu_count() or 1) if on_cpu else 0,
         part_size=settings.part_size,
     )

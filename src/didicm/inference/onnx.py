@@ -35,6 +35,7 @@ class Metadata:
     versions: dict[str, str]
     training_prior: dict[str, Any] | None = None  # as in a model's config; older files lack it
     outliers: dict[str, Any] | None = None  # threshold of `SCORE`, and its false alarms; likewise
+    nfe: int | None = None  # network calls per image; likewise
     format: int = FORMAT
 
     def to_strings(self) -> dict[str, str]:
@@ -48,6 +49,11 @@ class Metadata:
         if metadata.format != FORMAT:
             raise ValueError("its format is another than this version of didicm reads")
         return metadata
+
+    @property
+    def calls(self) -> int:
+        """Network calls per image; older files say it only of diffusion."""
+        return self.nfe or sum(sampler.get("steps", 1) for sampler in self.sampler) or 1
 
     @property
     def outlier_threshold(self) -> float | None:

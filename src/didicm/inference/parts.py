@@ -15,7 +15,7 @@ from typing import Any
 
 from didicm.data.listing import ImageRef, Listing, write_listing
 from didicm.errors import UserError
-from didicm.files import read_json, to_json, write_files
+from didicm.files import read_json, to_json, write_files, writing
 from didicm.inference.rows import SUFFIXES, Format, Rows, RowWriter
 from didicm.locks import LOCK, held
 
@@ -50,13 +50,15 @@ class Tally:
 class Parts:
     """The parts of one output, of which this process, shard i of n, has its share: every n-th, from the i-th."""
 
-    def __init__(self, out: Path, format: Format | None, shard: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self, out: Path, format: Format | None, shard: tuple[int, int] = (1, 1), *, force: bool = False
+    ) -> None:
         if not 1 <= shard[0] <= shard[1]:
             raise UserError(f"--shard must be i/n with i from 1 to n, got {shard[0]}/{shard[1]}")
         named = None if out.is_dir() else SUFFIXES.get(out.suffix.lower())
         if format and named and format != named:
             raise UserError(f"--out {out} ends in {out.suffix}, but {format} was asked for: leave out one of them")
-        self.out, self.shard = out, shard
+        self.out, self.shard, self.force = out, shard, force
         self.format: Format = named or format or "jsonl"
         self.single = named is not None
         self.folder = out.with_name(f".{out.name}.parts") if self.single else out
@@ -67,9 +69,9 @@ class Parts:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Hold the output, or this shard of it, against other processes; a file that is complete is refused."""
-        if self.single and self.out.exists() and not (self.folder / PLAN).exists():
-            raise UserError(f"{self.out} exists already: {AGAIN}")
+        """Hold the output, or this shard of it, against other processes; a file that is there is refused."""
+        if self.single and not self.force and os.path.lexists(self.out) and not (self.folder / PLAN).exists():
+            raise UserError(f"{self.out} exists already: give another --out, or replace it with --force")
         lock = "{}-{}-of-{}".format(LOCK, *self.shard)
         with held(self.folder, lock, command="didicm predict"):
             try:
@@ -123,10 +125,12 @@ class Parts:
 @contextmanager
 def written_down(images: Iterable[ImageRef], folder: Path, part_size: int) -> Iterator[Listing]:
     """The images in a file, beside the parts: machines that share those find it too."""
-    handle, name = tempfile.mkstemp(prefix=LISTING, dir=folder)
-    os.close(handle)
+    with writing(folder):
+        handle, name = tempfile.mkstemp(prefix=LISTING, dir=folder)
+        os.close(handle)
     try:
-        listing = write_listing(Path(name).absolute(), images, part_size)
+        with writing(folder):
+            listing = write_listing(Path(name).absolute(), images, part_size)
         if not listing.count:
             raise UserError("there are no images: name some files, folders or patterns")
         yield listing

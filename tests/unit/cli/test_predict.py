@@ -55,8 +55,27 @@ def test_shards_fill_a_folder_of_csv(model, folder, tmp_path, works):
 
 
 def test_nothing_readable_is_a_failure(model, tmp_path, capsys):
-    assert main(["predict", str(model), "gone.png", "--out", str(tmp_path / "x.csv"), "--workers", "0"]) == 2
+    (tmp_path / "gone.png").symlink_to("nowhere")
+    command = ["predict", str(model), str(tmp_path / "gone.png"), "--out", str(tmp_path / "x.csv"), "--workers", "0"]
+    assert main(command) == 2
     assert (tmp_path / "x.csv").read_text().splitlines()[1].endswith("no such file")
+
+
+def test_a_file_of_somebody_elses_is_replaced_with_force_alone(model, folder, tmp_path, works, fails):
+    out = tmp_path / "mine.csv"
+    out.write_text("my thesis")
+    command = ["predict", model, folder, "--out", out, "--workers", 0]
+    assert "mine.csv exists already: give another --out, or replace it with --force" in fails(*command)
+    assert out.read_text() == "my thesis"
+    works(*command, "--force")
+    assert len(out.read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize("how", [["--out", "x.csv"], ["--out", "x"], [], ["--dry-run"]], ids=str)
+def test_a_name_that_does_not_exist_is_told_before_the_work(how, model, folder, tmp_path, monkeypatch, fails):
+    monkeypatch.chdir(tmp_path)
+    assert "nosuch.jpg does not exist; check its name" in fails("predict", model, folder, "nosuch.jpg", *how)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_says_what_many_images_would_take(model, folder, tmp_path, works):

@@ -88,9 +88,15 @@ def test_a_folder_of_somebody_elses_is_no_run(place, fails):
     assert contents(place) == before
 
 
-@pytest.mark.parametrize("command", [*WRITES, *OTHERS])
+ROWS = {
+    f"rows in {out}": ["predict", "model", "images", "--out", out, "--workers", "0", "--sampler.steps", "1"]
+    for out in ("rows.csv", "rows")
+}
+
+
+@pytest.mark.parametrize("command", [*WRITES, *OTHERS, *ROWS])
 def test_on_a_full_disk_every_command_ends_with_one_sentence(command, place, capsys):
-    arguments = OTHERS[command] if command in OTHERS else WRITES[command][1]
+    arguments = {**OTHERS, **ROWS}.get(command) or WRITES[command][1]
     before = contents(place)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))

@@ -14,8 +14,8 @@ from didicm.data.listing import list_images
 from didicm.evaluation.calibration import Calibration, save_calibration
 from didicm.evaluation.conformal import Conformal
 from didicm.evaluation.stored import open_model
-from didicm.inference.bulk import BulkSettings, predict
-from didicm.inference.estimate import Estimate, estimate
+from didicm.inference.bulk import BulkSettings, estimate_bulk, predict
+from didicm.inference.estimate import Estimate
 from didicm.inference.rows import RowWriter
 
 SMALL = BulkSettings(top=2, part_size=6, batch_size=4)
@@ -39,6 +39,7 @@ def photos(tmp_path_factory, write):
     paths = [write(folder / f"{i:02}.png", seed=i) for i in range(COUNT)]
     paths[3].write_bytes(b"torn")
     paths[8].unlink()
+    paths[8].symlink_to("nowhere")
     return [str(path) for path in paths]
 
 
@@ -153,8 +154,11 @@ def test_what_would_mix_two_things_is_refused_in_a_sentence(predictor, model, ph
         with pytest.raises(UserError, match=says):
             predict(**asked)
     predict(predictor, photos, tmp_path / "x.csv", settings=SMALL)
-    with pytest.raises(UserError, match=r"x\.csv exists already: give another --out"):
+    with pytest.raises(UserError, match=r"x\.csv exists already: give another --out, or replace it with --force"):
         predict(predictor, photos, tmp_path / "x.csv", settings=SMALL)
+    assert predict(predictor, photos, tmp_path / "x.csv", settings=SMALL, force=True).images == COUNT
+    with pytest.raises(UserError, match=r"typo\.png does not exist"):
+        predict(predictor, [*photos, "typo.png"], tmp_path / "t.csv", settings=SMALL)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "part-000000.jsonl").write_text("{}")
     with pytest.raises(UserError, match="holds parts of something else"):
@@ -230,7 +234,7 @@ def test_memory_does_not_grow_with_the_number_of_images(predictor, tmp_path):
 
 
 def test_what_many_images_would_take(predictor, photos):
-    found = estimate(predictor, list_images(photos), RowWriter("csv", ["ant", "bee", "cat"]), SMALL)
+    found = estimate_bulk(predictor, list_images(photos), RowWriter("csv", ["ant", "bee", "cat"]), SMALL)
     assert (found.images, found.unreadable) == (20, 2)
     assert min(found.decoding, found.network) > 0
     assert 20 < found.row < 200

@@ -107,6 +107,8 @@ def test_predict_runs_without_pytorch(onnx_model, calibrated_model, tmp_path, wr
     rows = [json.loads(line) for line in out.read_text().splitlines()]  # of all images, the unreadable one too
     assert [row["image"] for row in rows] == [*map(str, paths), str(folder / "x.png")]
     assert [row["error"] is None for row in rows] == [True] * 3 + [False]
+    assert [row["nfe"] for row in rows] == [8, 8, 8, 0]
+    assert "8 network calls per image" in ran.stderr
     for row, line in zip(rows, lines, strict=False):
         assert [entry["name"] for entry in row["classes"]] == [entry["name"] for entry in line["classes"]]
         told = [entry["probability"] for entry in row["classes"]]
@@ -126,6 +128,9 @@ def test_predict_shows_a_table_and_knows_its_options(onnx_model, tmp_path, write
     assert "holds the truth for 90 % of images" in shown.out
     assert "as exported, calibrated" in shown.err
     assert "needs IMAGES" in fails("predict", onnx_model)
+    planned = works("predict", onnx_model, photo, "--dry-run", "--csv", "--part-size", 1000).out
+    assert "measured on 1 images" in planned
+    assert "a billion" in planned
     assert "has no option --sampler.steps" in fails("predict", onnx_model, photo, "--sampler.steps", 2)
 
 
