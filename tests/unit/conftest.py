@@ -1,5 +1,6 @@
 """Small trained-looking models and images, for the tests of evaluation, inference and serving."""
 
+import fcntl
 import os
 import resource
 
@@ -82,7 +83,8 @@ def calibrated_model(tmp_path_factory, tiny_network):
     folder = tmp_path_factory.mktemp("calibrated")
     classifier = DiffusionClassifier(tiny_network(), sampler=Sampler(steps=2))
     transform = EvalTransform(12, crop_pct=0.9, interpolation="bilinear").to_dict()
-    save(classifier, folder, class_names=["ant", "bee", "cät"], transform=transform)
+    prior = {"images": [10, 20, 70], "balance": "none"}
+    save(classifier, folder, class_names=["ant", "bee", "cät"], transform=transform, training_prior=prior)
     rules = {"lac": Conformal("lac", 0.1, 0.6, 20), "aps": Conformal("aps", 0.1, 0.8, 20)}
     save_calibration(folder, Calibration(1.7, rules, open_model(folder).posterior, {"data": "x"}, {}))
     return folder
@@ -90,8 +92,13 @@ def calibrated_model(tmp_path_factory, tiny_network):
 
 @pytest.fixture(scope="session")
 def onnx_model(tmp_path_factory, calibrated_model):
-    """The same as an ONNX file."""
-    return export(calibrated_model, tmp_path_factory.mktemp("exported") / "model.onnx").path
+    """The same as an ONNX file; converting it takes long, so the processes of pytest-xdist share it."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with open(folder / "onnx.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = folder / "model.onnx"
+        return path if path.exists() else export(calibrated_model, path).path
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from didicm import Predictor, load, save
+from didicm import Predictor
 from didicm.errors import UserError
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.adjust import adjusted, kept_rule, make_adjustment
-from didicm.inference.export import export
 from didicm.inference.onnx import OnnxPredictor
 
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -127,11 +126,11 @@ def test_probabilities_that_were_rounded_to_0_say_nothing_between_classes():
         ({"classes": ["ant", "doge"]}, "there is no class 'doge': did you mean dog?"),
         ({"prior": named([1, 1, 0, 1])}, "the prior of class 'cat' must be above 0, got 0"),
         ({"prior": named([1, -2, 1, 1])}, "the prior of class 'bee' must be above 0, got -2"),
-        ({"prior": {"ant": 1, "bee": 1, "cat": 1}}, "says nothing of class 'dog'"),
+        ({"prior": {"ant": 1, "bee": 1, "cat": 1}}, "has no frequency for class 'dog'"),
         ({"prior": {**named([1, 1, 1, 1]), "cow": 1}}, "there is no class 'cow'"),
         ({"prior": {**named([1, 1, 1, 1]), "ant": "many"}}, "must be a number"),
         ({"prior": "uniforn"}, "must be uniform, training, or a frequency"),
-        ({"taxonomy": {"insect": ["ant", "bee"], "pet": ["dog"]}}, "the taxonomy misses class 'cat'"),
+        ({"taxonomy": {"insect": ["ant", "bee"], "pet": ["dog"]}}, "the taxonomy lacks class 'cat'"),
         ({"taxonomy": {**TAXONOMY, "other": ["ant"]}}, "has class 'ant' twice"),
         ({"taxonomy": {**TAXONOMY, "other": ["cow"]}}, "there is no class 'cow'"),
         ({"taxonomy": {"ant": "insect"}}, "ant must be a list of classes, got 'insect'"),
@@ -158,20 +157,8 @@ def test_a_prior_needs_that_of_training(training_prior, says):
         assert make_adjustment(NAMES, training_prior, classes=["ant", "bee"], prior="uniform").factors[0] == 1
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, calibrated_model):
-    """The calibrated model, with what it was trained on."""
-    folder = tmp_path_factory.mktemp("adjusted")
-    checkpoint = load(calibrated_model)
-    described = {"class_names": checkpoint.class_names, "transform": checkpoint.transform}
-    save(checkpoint.classifier, folder, **described, training_prior=stored([10, 20, 70]))
-    (folder / "calibration.json").write_bytes((calibrated_model / "calibration.json").read_bytes())
-    return folder
-
-
-def test_both_ways_to_run_a_model_adjust_alike(model, tmp_path, picture):
-    exported = export(model, tmp_path / "model.onnx").path
-    plain = Predictor.load(model)
+def test_both_ways_to_run_a_model_adjust_alike(calibrated_model, onnx_model, picture):
+    plain = Predictor.load(calibrated_model)
     images = [picture(seed) for seed in range(3)]
     p = np.stack([prediction.probs.numpy() for prediction in plain(images)])
     prior = {"ant": 5, "bee": 1, "cät": 1}
@@ -186,35 +173,35 @@ def test_both_ways_to_run_a_model_adjust_alike(model, tmp_path, picture):
             ["pet", "insect"],
         ),
     ):
-        for predictor in (Predictor.load(model, **asked), OnnxPredictor.load(exported, **asked)):
+        for predictor in (Predictor.load(calibrated_model, **asked), OnnxPredictor.load(onnx_model, **asked)):
             predictions = predictor(images)
             np.testing.assert_allclose(np.stack([np.asarray(x.probs) for x in predictions]), expected, atol=1e-5)
             assert all(sorted(name for name, _ in x.classes) == sorted(names) for x in predictions)
             assert all((x.conformal_set is None) == ("prior" in asked) for x in predictions)
             assert ("without conformal sets" in predictor.note) == ("prior" in asked)
-    path = Predictor.load(model, classes=["ant", "bee"])(images[0], trajectory=True).trajectory
+    path = Predictor.load(calibrated_model, classes=["ant", "bee"])(images[0], trajectory=True).trajectory
     assert torch.allclose(path[0][1], torch.tensor([0.5, 0.5]))
-    assert Predictor.load(model, classes=["ant"]).changed(steps=1)(images[0]).classes == [("ant", 1.0)]
+    assert Predictor.load(calibrated_model, classes=["ant"]).changed(steps=1)(images[0]).classes == [("ant", 1.0)]
 
 
-def test_predict_with_classes_prior_and_taxonomy(model, tmp_path, write, works, fails):
+def test_predict_with_classes_prior_and_taxonomy(calibrated_model, tmp_path, write, works, fails):
     photo = write(tmp_path / "photo.png")
     (tmp_path / "prior.yaml").write_text("ant: 5\nbee: 1\ncät: 1\n")
     (tmp_path / "taxonomy.yaml").write_text(yaml.safe_dump({"insect": ["ant", "bee"], "pet": ["cät"]}))
     asked = ["--prior", tmp_path / "prior.yaml", "--taxonomy", tmp_path / "taxonomy.yaml", "--classes", "ant,cät"]
-    told = json.loads(works("predict", model, photo, "--json", *asked).out)
-    p = Predictor.load(model)(photo).probs
+    told = json.loads(works("predict", calibrated_model, photo, "--json", *asked).out)
+    p = Predictor.load(calibrated_model)(photo).probs
     insect = p[0] * 5 / 10 / (p[0] * 5 / 10 + p[2] / 70)
     assert {x["name"]: x["probability"] for x in told["classes"]}["insect"] == pytest.approx(
         insect.item(), rel=1e-4
     )
     assert told["conformal_set"] is None
-    works("predict", model, photo, "--out", tmp_path / "rows.jsonl", "--all-probs", *asked)
+    works("predict", calibrated_model, photo, "--out", tmp_path / "rows.jsonl", "--all-probs", *asked)
     (row,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
     assert row["probabilities"] == pytest.approx({"insect": insect.item(), "pet": 1 - insect.item()}, rel=1e-4)
-    shown = works("predict", model, photo, "--classes", "ant,bee").out
+    shown = works("predict", calibrated_model, photo, "--classes", "ant,bee").out
     assert "for 90 % of images of all classes, without those impossible here: " in shown
     assert "for --prior give uniform, training, or a YAML file" in fails(
-        "predict", model, photo, "--prior", "none.yaml"
+        "predict", calibrated_model, photo, "--prior", "none.yaml"
     )
-    assert "there is no class 'dog'" in fails("predict", model, photo, "--classes", "dog")
+    assert "there is no class 'dog'" in fails("predict", calibrated_model, photo, "--classes", "dog")

@@ -52,6 +52,7 @@ def test_the_file_says_what_it_is(calibrated_model, onnx_model):
     assert metadata["sampler"][0]["steps"] == 2
     assert metadata["schedule"] == [{"name": "log-linear", "eps": 0.001}]
     assert metadata["temperature"] == 1.7
+    assert metadata["training_prior"]["images"] == [10, 20, 70]
     assert metadata["conformal"]["aps"] == Conformal("aps", 0.1, 0.8, 20).to_dict()
     content = onnx_model.read_bytes()
     assert b".py" not in content  # nothing of the machine that wrote it

@@ -1,8 +1,9 @@
 import json
 import os
 import pty
-import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
@@ -67,43 +68,35 @@ def test_a_writer_that_is_not_installed_is_told_with_what_to_install(name, packa
         Tracker(tmp_path, config, 3, 0, Console(), silent=False)
 
 
-TERMINAL = """
-import sys
-import time
-from pathlib import Path
-from rich.console import Console
-from didicm.settings import RunConfig
-from didicm.training.tracking import Tracker
-with Tracker(Path(sys.argv[1]), RunConfig(), 4, 0, Console(), silent=False) as tracker:
-    for step in range(1, 3):
-        tracker.step(step, 1, 10, {"loss": 1.5, "gradient_norm": 1.0, "lr": 0.1})
-    show = tracker.validating(2, 1)
-    show(30, 90)
-    show(60, 90)
-    time.sleep(0.5)  # the bar is drawn ten times a second
-    tracker.validation(2, 1, {"cls/Acc": 0.5, "cls/Acc5": 0.9, "cls/NLL": 1.0, "cal/ECE": 0.1})
-    tracker.step(4, 2, 10, {"loss": 0.5, "gradient_norm": 1.0, "lr": 0.1})
-"""
-
-
-def test_a_terminal_shows_a_bar_that_moves_during_validation_and_no_lines_per_step(tmp_path):
-    """In a real pseudo-terminal."""
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", TERMINAL, str(tmp_path)],
-        stdout=terminal,
-        stderr=terminal,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "150"},
-    )
-    os.close(terminal)
+def read_all(controller):
+    """What was shown until the other end was closed."""
     shown = b""
     try:
         while part := os.read(controller, 65536):
             shown += part
     except OSError:  # how Linux tells that nobody has the other end
         pass
-    assert process.wait() == 0, shown
-    text = shown.decode()
+    return shown
+
+
+def test_a_terminal_shows_a_bar_that_moves_during_validation_and_no_lines_per_step(tmp_path, monkeypatch):
+    """In a real pseudo-terminal."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    controller, terminal = pty.openpty()
+    with open(terminal, "w", encoding="utf-8") as screen, ThreadPoolExecutor() as reader:
+        shown = reader.submit(read_all, controller)
+        console = Console(file=screen, width=150)
+        with Tracker(tmp_path, RunConfig(), 4, 0, console, silent=False) as tracker:
+            for step in range(1, 3):
+                tracker.step(step, 1, 10, NUMBERS)
+            show = tracker.validating(2, 1)
+            show(30, 90)
+            show(60, 90)
+            time.sleep(0.5)  # the bar is drawn ten times a second
+            tracker.validation(2, 1, METRICS)
+            tracker.step(4, 2, 10, {**NUMBERS, "loss": 0.5})
+        screen.close()
+        text = shown.result().decode()
     assert "━" in text
     assert "validating 60/90 images" in text
     assert "epoch 2  loss 0.5000" in text
