@@ -1,7 +1,7 @@
 """How sure a number is: intervals over images by the bootstrap, and over seeds by Student's t."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,35 +22,27 @@ def bootstrap(
     seed: int = 0,
     bins: int = BINS,
 ) -> dict[str, tuple[float, float]]:
-    """Interval (low, high) of every metric of probabilities (N, K) over a redraw of the images.
+    """Interval (low, high) of every metric of probabilities (N, K) over resamples of the images.
 
     Percentiles of the resampled values. Calibration errors (`cal/`) are biased upwards by the finite number of
     images, and a resample has that bias twice; theirs are moved back by it, so they are intervals of what N images
     measure on average. What hangs on a handful of errors gets too narrow an interval: `sc/Cov@1Risk` of hundreds
     of images, or an accuracy near 1, which is of width 0 where no answer is wrong.
     """
+    _check_level(level)
+    if resamples < 1:
+        raise UserError(f"the number of resamples must be at least 1, got {resamples}")
     summary = Summary.of(probs, labels, bins)
-    intervals = _intervals(summary.metrics, summary.num_images, resamples, level, seed)
-    # Moved back, the interval of a small error can begin below 0, where no error is.
-    return {name: (max(low, 0.0), high) for name, (_, low, high) in intervals.items()}
-
-
-def paired_difference(
-    a: Tensor, b: Tensor, labels: Tensor, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
-) -> dict[str, tuple[float, float, float]]:
-    """Each metric of `a` minus that of `b` and its interval as in `bootstrap`: (difference, low, high).
-
-    Both posteriors (N, K) are of the same images in the same order and are redrawn together.
-    """
-    if a.shape != b.shape:
-        raise UserError(f"posteriors of shapes {tuple(a.shape)} and {tuple(b.shape)} are not of the same images")
-    first, second = Summary.of(a, labels), Summary.of(b, labels)
-
-    def differ(weights: Tensor) -> dict[str, Tensor]:
-        x, y = first.metrics(weights), second.metrics(weights)
-        return {name: x[name] - y[name] for name in x}
-
-    return _intervals(differ, len(a), resamples, level, seed)
+    observed = summary.metrics(torch.ones(1, summary.num_images, dtype=torch.float64))
+    drawn = [summary.metrics(weights) for weights in _counts(summary.num_images, resamples, seed)]
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    intervals = {}
+    for name, value in observed.items():
+        values = torch.cat([part[name] for part in drawn])
+        low, high = values.quantile(tails) - (values.mean() - value if name.startswith("cal/") else 0)
+        # Moved back, the interval of a small error can begin below 0, where no error is.
+        intervals[name] = (max(low.item(), 0.0), high.item())
+    return intervals
 
 
 def seed_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
@@ -65,24 +57,6 @@ def seed_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (n - 1))
     half = _student(n - 1, level) * deviation / math.sqrt(n)
     return mean, mean - half, mean + half
-
-
-def _intervals(
-    measure: Callable[[Tensor], dict[str, Tensor]], n: int, resamples: int, level: float, seed: int
-) -> dict[str, tuple[float, float, float]]:
-    """Observed value and interval of everything that `measure` finds in a way of counting n images."""
-    _check_level(level)
-    if resamples < 1:
-        raise UserError(f"the number of resamples must be at least 1, got {resamples}")
-    observed = measure(torch.ones(1, n, dtype=torch.float64))
-    drawn = [measure(weights) for weights in _counts(n, resamples, seed)]
-    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    intervals = {}
-    for name, value in observed.items():
-        values = torch.cat([part[name] for part in drawn])
-        low, high = values.quantile(tails) - (values.mean() - value if name.startswith("cal/") else 0)
-        intervals[name] = (value.item(), low.item(), high.item())
-    return intervals
 
 
 def _counts(n: int, resamples: int, seed: int) -> Iterator[Tensor]:

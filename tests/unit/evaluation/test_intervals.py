@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from didicm.errors import UserError
-from didicm.evaluation.calibration import apply_temperature
-from didicm.evaluation.intervals import _counts, bootstrap, paired_difference, seed_interval
+from didicm.evaluation.intervals import _counts, bootstrap, seed_interval
 from didicm.evaluation.metrics import Summary, evaluate_probs
 from tests.oracle.simulated import posteriors, simulate
 
@@ -77,43 +76,6 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     assert all(0.83 <= share <= 0.97 for share in shares.values()), shares
 
 
-def test_paired_difference_of_a_posterior_with_itself_is_nothing():
-    probs, labels = simulate(100, 4, seed=0)
-    assert set(paired_difference(probs, probs, labels, resamples=20).values()) == {(0.0, 0.0, 0.0)}
-
-
-def test_paired_difference_is_that_of_the_metrics_and_turns_with_its_sides():
-    probs, labels = simulate(300, 4, seed=0, temperature=0.5)
-    other = apply_temperature(probs, 2.0)
-    there, back = (paired_difference(*pair, labels, resamples=100) for pair in ((probs, other), (other, probs)))
-    one, two = evaluate_probs(probs, labels), evaluate_probs(other, labels)
-    for name, (difference, low, high) in there.items():
-        assert difference == pytest.approx(one[name] - two[name])
-        assert (-difference, -high, -low) == pytest.approx(back[name])
-    assert there["cls/NLL"][1] > 0  # too sure is worse
-    assert there["cls/Acc"] == (0.0, 0.0, 0.0)  # a temperature changes no answer
-
-
-def test_paired_interval_is_narrower_than_two_apart():
-    probs, labels = simulate(500, 4, seed=1)
-    other = apply_temperature(probs, 1.1)
-    _, low, high = paired_difference(probs, other, labels)["cls/Brier"]
-    alone = bootstrap(probs, labels)["cls/Brier"]
-    assert high - low < 0.2 * (alone[1] - alone[0])
-
-
-def test_paired_difference_covers_no_difference_as_often_as_it_says():
-    """Two posteriors that see the image through equally strong noise of their own are equally good."""
-    hits, repeats = 0, 200
-    for seed in range(repeats):
-        generator = torch.Generator().manual_seed(seed)
-        labels = torch.randint(4, (200,), generator=generator)
-        logits = 2 * torch.nn.functional.one_hot(labels, 4) + torch.randn(2, 200, 4, generator=generator)
-        _, low, high = paired_difference(*logits.softmax(-1), labels, resamples=200, level=0.9)["cls/NLL"]
-        hits += low <= 0 <= high
-    assert 0.83 <= hits / repeats <= 0.96
-
-
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=40), st.floats(0.05, 0.999))
 def test_seed_interval_is_students(values, level):
     mean, low, high = seed_interval(values, level)
@@ -129,7 +91,6 @@ def test_bad_requests_are_one_sentence():
         (lambda: seed_interval([1.0, math.nan]), "finite"),
         (lambda: bootstrap(probs, labels, level=1.0), "level"),
         (lambda: bootstrap(probs, labels, resamples=0), "resamples"),
-        (lambda: paired_difference(probs, probs[:5], labels), "same images"),
     ):
         with pytest.raises(UserError, match=message):
             call()
