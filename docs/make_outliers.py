@@ -63,7 +63,7 @@ def some(images: ImageSet | None) -> list[Image.Image]:
 
 
 def made(own: list[Image.Image], seed: int) -> dict[str, list[Image.Image]]:
-    """Images that no camera took, and those of the data themselves, spoilt."""
+    """Images that no camera took, and those of the data themselves, corrupted."""
     random, shape = np.random.default_rng(seed), np.asarray(own[0]).shape
     blur = ImageFilter.GaussianBlur(0.1 * min(own[0].size))
     return {

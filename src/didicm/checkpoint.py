@@ -25,7 +25,7 @@ from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model
 from didicm.models.backbone import Backbone
 from didicm.models.weights import load_backbone, load_network
-from didicm.values import coerce
+from didicm.values import coerce, renamed
 
 FORMAT = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -86,7 +86,9 @@ def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
     path = directory / CONFIG
     config = read_json(path, "restore it from a copy")
     if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
-        raise UserError(f"{path} has another format than this version of didicm reads ({FORMAT}): update didicm")
+        raise UserError(
+            f"{path} has a format that this version of didicm does not read (it reads {FORMAT}): update didicm"
+        )
     weights = _read_weights(directory / WEIGHTS)
     try:
         values = {key: coerce(config[key], kind, key) for key, kind in _STORED.items()}
@@ -102,7 +104,7 @@ def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
         raise
     except Exception as error:  # builders of networks raise nearly anything when an argument makes no sense
         detail = f"{error} is missing" if isinstance(error, KeyError) else reason(error)
-        raise UserError(f"{path} does not describe a model we can build: {detail}") from error
+        raise UserError(f"{path} does not describe a model that can be built: {detail}") from error
     _check_fit(classifier.model, weights, directory / WEIGHTS)
     if sha256(directory / WEIGHTS) != values["weights_sha256"]:
         raise UserError(f"{_stranger(directory / WEIGHTS)}: copy or save the whole directory again")
@@ -121,7 +123,9 @@ def load_weights(model: nn.Module, source: str | Path) -> None:
     elif isinstance(model, Backbone):
         load_backbone(model, place)
     else:
-        raise UserError(f"weights {source} is no run and no model directory: only backbones start from a file")
+        raise UserError(
+            f"weights {source} is neither a run nor a model directory: only backbones start from a file"
+        )
 
 
 def model_directory(source: str | Path) -> str | Path:
@@ -223,7 +227,7 @@ def _rebuild(config: dict[str, Any], model: nn.Module | None = None) -> Classifi
     if own and model is None:
         raise ValueError("it was saved with a network of your own: give that to load as model=...")
     if not own and model is not None:
-        raise ValueError("it says itself which network to build: leave out model")
+        raise ValueError("its config names the network to build: leave out model")
     if kind == "ensemble":
         members = coerce(config["members"], tuple[Mapping[str, Any], ...], "members")
         if len(members) > MOST_MEMBERS:
@@ -254,16 +258,8 @@ def _rebuild(config: dict[str, Any], model: nn.Module | None = None) -> Classifi
 
 def _migrate(config: dict[str, Any]) -> dict[str, Any]:
     """A description of format 1 in the words of format 2."""
-    model, sampler = config["model"], config.get("sampler", {})
-    for values, old, new in (
-        (config, "redraw", "label_proposal"),
-        (sampler, "query", "score_time"),
-        (model["arguments"], "prediction", "parameterization"),
-    ):
-        if old in values:
-            values[new] = values.pop(old)
-    if sampler.get("score_time") == "middle":
-        sampler["score_time"] = "midpoint"
+    config = renamed(config)
+    model = config["model"]
     if config["kind"] == "diffusion":
         config.setdefault("label_proposal", 0.0)  # the oldest models lack it
     if model["name"].endswith("_plain"):
@@ -285,7 +281,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         weights = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged or no safetensors file ({reason(error)}): copy it again") from error
+        raise UserError(f"{path} is damaged or not a safetensors file ({reason(error)}): copy it again") from error
     if broken := next((name for name, x in weights.items() if not bool(x.isfinite().all())), None):
         raise UserError(f"{path} is broken: {broken} holds numbers that are not finite; train or copy it again")
     return weights

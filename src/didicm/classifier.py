@@ -207,7 +207,7 @@ class DiffusionClassifier(Classifier):
     def _check_sampler(self, sampler: Sampler) -> None:
         if self.mask == 1 and sampler.method != "readout":
             raise UserError(
-                "with mask 1 a network has learnt its answer without a label alone: set sampler readout"
+                "with mask 1 a network has only learned to answer without a label: set sampler readout"
             )
 
     @property

@@ -132,7 +132,7 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
 def read_text(path: Path, most: int) -> str:
     """The content of a file of at most so many bytes; nothing but a file is opened, for a pipe would never end."""
     if path.exists() and not path.is_file():
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     if (size := path.stat().st_size) > most:
         raise ValueError(f"it has {size} bytes, more than the {most} that such a file may have")
     return path.read_text(encoding="utf-8")
@@ -215,7 +215,7 @@ def _check_plain(value: Any, depth: int = 0) -> Any:
         for item in value:
             _check_plain(item, depth + 1)
     elif value is not None and not isinstance(value, (bool, int, float)):
-        raise ValueError(f"it holds a {type(value).__name__}, where only names, numbers and text may stand")
+        raise ValueError(f"it holds a {type(value).__name__}, but only names, numbers and text are allowed")
     return value
 
 

@@ -108,7 +108,7 @@ def _convert(released: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UserError(f"{path} does not exist or is no file: give a .pth.tar of the released code")
+        raise UserError(f"{path} does not exist or is not a file: give a .pth.tar of the released code")
     try:
         _check_unpacked(path)
         with torch.serialization.safe_globals([argparse.Namespace]):

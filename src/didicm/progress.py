@@ -64,8 +64,12 @@ class ProgressDisplay:
 
 def duration(seconds: float) -> str:
     """Seconds in words, as in 1 h 05 min."""
+    if 0 < seconds < 1:
+        return "under 1 s"
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24:,} days {hours % 24:02} h"
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"

@@ -29,6 +29,7 @@ from didicm.values import (
     Workers,
     override,
     plain,
+    renamed,
 )
 
 RECIPES = Path(__file__).with_name("recipes")
@@ -46,7 +47,7 @@ class ImageConfig(Settings):
 
     Args:
         size: pixels; by default the images' own size, at most `limit`
-        channels: 1 (grey), 3 (RGB), or as many as the images have; by default what these are
+        channels: 1 (grey), 3 (RGB), or as many as the images have, which is the default
         crop_pct: evaluation keeps this fraction of the shorter side; 1 keeps the border
     """
 
@@ -65,9 +66,10 @@ class OptimizerConfig(Settings):
     Args:
         name: any of timm's optimisers
         scale_lr: multiply lr by sqrt(1 / fraction), the paper's rule for less data
-        clip: largest norm of the gradient
+        clip: largest gradient norm
         ema: decay of averaged weights, which are then what is validated and saved
-        snapshots: anneal the learning rate so many times; the models at the ends become an ensemble, snapshots/
+        snapshots: anneal the learning rate this many times; the models at the end of each become an ensemble in
+            snapshots/
     """
 
     prefix = "optimizer."
@@ -88,11 +90,11 @@ class RunConfig(Settings):
 
     Args:
         strategy: auto, ddp, fsdp (which splits the weights over the processes), or others of lightning-fabric
-        validate_epochs: validate every so many epochs, and at the end
+        validate_epochs: validate every this many epochs, and at the end
         save_seconds: save the state at least this often, and at the end
-        log_seconds: a line in metrics.jsonl, and on the screen if it is no terminal
+        log_seconds: seconds between lines in metrics.jsonl, and on the screen if it is not a terminal
         grad_checkpointing: compute activations again for the backward pass instead of keeping them, to save memory
-        sync_batch_norm: take batch statistics over all devices and not on each; on GPUs
+        sync_batch_norm: take batch statistics over all devices instead of each; GPUs only
         wandb: name of the project to log to
     """
 
@@ -119,16 +121,16 @@ class TrainConfig(Settings):
 
     Args:
         data: where the images are: a folder, hf://..., wds://..., timm://..., fashion-mini
-        labels: a table of what the images of a folder show (CSV or parquet, here or in that folder): columns path
-            and label, or path and the votes for each class; optionally split and group
+        labels: a table with the labels of the images in a folder (CSV or parquet, here or in that folder): columns
+            path and label, or path and the votes for each class; optionally split and group
         group_by: a column, or a regular expression for the names of images, that tells the patient, camera or
             sequence of an image; each is kept on one side of every split
         out: the run's directory
         method: a diffusion classifier, or the standard classifier on the same trunk
         model: see `didicm models`
         model_args: stem, width, layout, parameterization, noise_embedding, backbone, ...
-        objective: of a standard classifier
-        draws_per_image: noisy labels for every image of a batch
+        objective: loss of a standard classifier
+        draws_per_image: noisy labels drawn for every image of a batch
         feature_views: with a frozen backbone, augmented views of every image whose features are computed once; 0
             computes them in every step
         label_proposal: least share of noisy labels drawn from all classes, with importance weights; 0 is the paper
@@ -138,13 +140,14 @@ class TrainConfig(Settings):
             is DiDiCM, 1 a standard classifier (with sampler.method readout)
         teacher: a run or model directory whose posteriors of the augmented and mixed images are the targets
         teacher_sampler: how the teacher is asked, as in --teacher-sampler.views 8; by default as stored with it
-        fraction: of the training images, the same of every class; a whole number from 2 is so many per class
+        fraction: fraction of the training images, the same of every class; a whole number from 2 is a number of
+            images per class
         label_noise: share of training labels to replace by wrong ones, or a table with a confusion matrix: the
             true class in column label, and how often it is labelled as each class; validation labels stay right
-        val_fraction: held out from training when the data has no validation split
+        val_fraction: fraction held out from training when the data has no validation split
         corrupt_train: such as noise:3 or blur:2+jpeg:4
         batch_size: images per step over all processes
-        accumulate: split a step's batch into so many parts, to save memory
+        accumulate: split a step's batch into this many parts, to save memory
         data_seed: decides which images are held out, the subset and the label noise, so that runs with other seeds
             see the same images; by default the seed
     """
@@ -208,19 +211,7 @@ def load_recipe(name: str, method: str = "diffusion") -> TrainConfig:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file of settings; names that older versions used are understood."""
-    return _renamed(files.read_yaml(path, "give a YAML file of settings, with lines such as epochs: 30"))
-
-
-def _renamed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a run that version 0.1.0 stored, by today's names."""
-    settings = {"label_proposal" if name == "redraw" else name: value for name, value in settings.items()}
-    if isinstance(sampler := settings.get("sampler"), dict) and "query" in sampler:
-        own = {name: value for name, value in sampler.items() if name != "query"}
-        settings["sampler"] = {**own, "score_time": "midpoint" if sampler["query"] == "middle" else "start"}
-    if isinstance(arguments := settings.get("model_args"), dict) and "prediction" in arguments:
-        own = {name: value for name, value in arguments.items() if name != "prediction"}
-        settings["model_args"] = {**own, "parameterization": arguments["prediction"]}
-    return settings
+    return renamed(files.read_yaml(path, "give a YAML file of settings, with lines such as epochs: 30"))
 
 
 def to_yaml(config: TrainConfig) -> str:

@@ -24,6 +24,12 @@ def quoted(argument: object) -> str:
     return "$'" + "".join(_as_bytes(c) for c in text) + "'"
 
 
+def count(n: float, thing: str) -> str:
+    """So many things, as in 1 image, 2.5 images, 2,000 processes."""
+    plural = thing + ("es" if thing.endswith("s") else "s")
+    return f"{n:,.10g} {thing if n == 1 else plural}"
+
+
 class SafeConsole(Console):
     """Rich's console, which takes no text for markup or emoji and passes on line breaks as the only controls."""
 

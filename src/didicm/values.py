@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 from didicm.errors import UserError, did_you_mean
 
 T = TypeVar("T")
+_RENAMED = {"redraw": "label_proposal", "query": "score_time", "prediction": "parameterization"}
 
 
 @dataclass(frozen=True)
@@ -236,3 +237,13 @@ def describe(kind: Any) -> str:
     if origin is tuple:
         return f"a list, each entry {describe(parts[0])}"
     return "a path" if kind is Path else "a set of names and values"
+
+
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that version 0.1 stored, nested or dotted, by today's names."""
+    new: dict[str, Any] = {}
+    for old, value in settings.items():
+        head, dot, last = str(old).rpartition(".")
+        value = "midpoint" if (last, value) == ("query", "middle") else value
+        new[head + dot + _RENAMED.get(last, last)] = renamed(value) if isinstance(value, dict) else value
+    return new

@@ -79,4 +79,4 @@ def test_demo_draws_how_the_solvers_recover_the_posterior(tmp_path, works):
     picture = tmp_path / "new folder" / "solvers.png"
     shown = works("demo", "--solvers", "--classes", 20, "--images", 4, "--out", picture).out
     assert "exact, midpoint" in shown
-    assert Image.open(picture).size == (1560, 960)
+    assert Image.open(picture).size == (1920, 960)

@@ -61,12 +61,24 @@ def test_compare_runs_resumes_extends_and_reports(tmp_path, monkeypatch, works, 
         (["--data=fashion-mini", "--set=seed=-1"], "seed must be at least 0"),
         (["--data=fashion-mini", "--set=optimizer.lr=-1"], "optimizer.lr must be above 0"),
         (["--data=fashion-mini", "--set=run.validate_epochs=0"], "run.validate_epochs must be at least 1"),
-        (["--data=fashion-mini", "--set=augment.auto_augment=rand-n99999x"], "augment cannot be used"),
+        (
+            ["--data=fashion-mini", "--set=augment.auto_augment=rand-n99999x"],
+            "augment does not work with these values",
+        ),
         (["--data=fashion-mini", "--resolution=28"], "no option --resolution: did you mean --resolutions?"),
     ],
 )
 def test_mistakes_are_one_sentence_and_write_nothing(arguments, message, tmp_path, fails):
     assert message in fails("compare", f"--out={tmp_path / 'out'}", *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_what_it_would_take_and_writes_nothing(tmp_path, works):
+    shown = works(
+        "compare", *TINY, "--methods=standard", "--seeds=1", "--dry-run", f"--out={tmp_path / 'out'}"
+    ).out
+    assert "1 training: 1 kind, 1 of each" in shown
+    assert "under 1 s on one device" in shown
     assert not (tmp_path / "out").exists()
 
 
@@ -76,4 +88,4 @@ def test_without_a_folder_it_asks_for_one(fails):
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path, fails):
     (tmp_path / "thesis.txt").write_text("mine")
-    assert "in use and holds no comparison" in fails("compare", f"--out={tmp_path}", *TINY)
+    assert "not empty and holds no comparison" in fails("compare", f"--out={tmp_path}", *TINY)

@@ -129,7 +129,7 @@ def test_evaluate_other_data_whole_and_with_broken_files(standard_run, tmp_path,
     (other / "cat" / "torn.jpg").write_bytes(b"torn")
     printed = works("evaluate", standard_run, "--data", other, "--out", tmp_path / "x").out
     assert "9 images: all of" in printed
-    assert "1 images are left out, the first:" in printed
+    assert "skipped 1 unreadable image, the first:" in printed
     assert "torn.jpg" in printed
     classes = json.loads((tmp_path / "x" / "classes.json").read_text())
     assert classes[0]["name"] == "ant"
@@ -366,5 +366,5 @@ def test_a_model_that_may_not_be_written_to(diffusion_run, tmp_path, fails, monk
     # Root may write anywhere, so the system is made to say what it says to others.
     allowed = os.access
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK and allowed(path, mode))
-    assert "may not be written to" in fails("calibrate", model, "--data", "fashion-mini")
+    assert "is not writable" in fails("calibrate", model, "--data", "fashion-mini")
     assert "give another --out" in fails("evaluate", model, "--data", "fashion-mini")

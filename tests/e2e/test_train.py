@@ -342,12 +342,12 @@ def test_a_few_unreadable_images_are_named_and_counted_in_both_splits(tmp_path, 
         ({"recipe": "smal"}, "unknown recipe 'smal': did you mean small?"),
         ({"fraction": 0}, "fraction must be in (0, 1], got 0"),
         ({"image__size": 0}, "image.size must be at least 1"),
-        ({"optimizer__name": "adamx"}, "optimizer.name 'adamx' is none of timm's optimisers: did you mean"),
+        ({"optimizer__name": "adamx"}, "optimizer.name 'adamx' is not an optimiser of timm's: did you mean"),
         ({"corrupt_train": "fog:9"}, "fog"),
         ({"schedule": '{"name": "log-linear", "eps": 0.5}'}, "not near uniform"),
-        ({"run__accelerator": "cuda"}, "run.accelerator"),
+        ({"run__accelerator": "cuda"}, "run.accelerator cuda: there is no CUDA device here; available: cpu"),
         ({"run__accelerator": "warp"}, "run.accelerator"),
-        ({"run__strategy": "fsdp"}, "optimizer.ema does not go with fsdp"),
+        ({"run__strategy": "fsdp"}, "optimizer.ema does not work with fsdp"),
         ({"epoch": 3}, "didicm train has no option --epoch: did you mean --epochs?"),
         ({"optimizer__speed": 3}, "no option --optimizer.speed"),
         ({"run__precision": 8}, "run.precision must be one of 32-true"),
@@ -373,7 +373,7 @@ def test_other_mistakes_of_the_command_line(tmp_path, fails, train_flags):
     assert "does not take 'photos'" in fails("train", "photos", *config)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").touch()
-    assert "is in use" in fails("train", *train_flags(tmp_path / "full"))
+    assert "is not empty and holds no run" in fails("train", *train_flags(tmp_path / "full"))
     assert not (tmp_path / "run").exists()
 
 

@@ -114,7 +114,7 @@ def changed(save_model, tmp_path):
         ({"sampler__method": "magic"}, "method must be one of"),
         ({"members": []}, "unknown key 'members'"),
         ({"kind": ["diffusion"]}, "does not describe a model"),
-        ({"format": {}}, "another format"),
+        ({"format": {}}, "does not read"),
     ],
 )
 def test_wrong_values_of_a_model_directory_are_named(changes, says, changed):

@@ -130,7 +130,7 @@ def test_a_network_of_ones_own_is_brought_to_the_loading(tmp_path):
         save(Ensemble([classifier]), tmp_path / "own")
     for kind in ("default", "ensemble"):
         save(classifiers()[kind], tmp_path / kind)
-        with pytest.raises(UserError, match="says itself which network to build: leave out model"):
+        with pytest.raises(UserError, match="its config names the network to build: leave out model"):
             load(tmp_path / kind, model=Own())
 
 
@@ -244,7 +244,7 @@ def other_weights(directory):
 
 HOSTILE = {
     "truncated weights": (truncate, "model.safetensors is damaged"),
-    "a pickle": (pickle_instead, "model.safetensors is damaged or no safetensors file"),
+    "a pickle": (pickle_instead, "model.safetensors is damaged or not a safetensors file"),
     "empty weights": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
     "wrong shape": (
@@ -260,8 +260,8 @@ HOSTILE = {
     "no config": (lambda d: (d / "config.json").unlink(), "holds no config.json"),
     "no json": (lambda d: (d / "config.json").write_text("{"), "config.json is damaged"),
     "binary config": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json is damaged"),
-    "not a dict": (lambda d: (d / "config.json").write_text("[]"), "another format"),
-    "newer format": (lambda d: edit(d, lambda c: c.update(format=99)), "another format"),
+    "not a dict": (lambda d: (d / "config.json").write_text("[]"), "does not read"),
+    "newer format": (lambda d: edit(d, lambda c: c.update(format=99)), "does not read"),
     "unknown key": (lambda d: edit(d, lambda c: c.update(hook="os.system")), "unknown key 'hook'"),
     "absolute path": (lambda d: edit(d, lambda c: c.update(weights="/etc/passwd")), "unknown key 'weights'"),
     "missing key": (lambda d: edit(d, lambda c: c.pop("model")), "'model' is missing"),

@@ -118,9 +118,9 @@ def test_bad_files_get_one_sentence_and_write_nothing(released, tmp_path, capsys
         "broken": "not finite",
         "flipped": "damaged",
         "bomb": "damaged",
-        "small": "images we cannot make",
-        "grey": "images we cannot make",
-        "none": "images we cannot make",
+        "small": "images that cannot be reproduced",
+        "grey": "images that cannot be reproduced",
+        "none": "images that cannot be reproduced",
     }.items():
         with pytest.raises(UserError, match=says) as error:
             import_official.main([str(tmp_path / f"{name}.pth.tar"), "--out", str(tmp_path / "out")])

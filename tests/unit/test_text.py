@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from didicm.progress import ProgressDisplay
+from didicm.progress import ProgressDisplay, duration
 from didicm.report.tables import Table
-from didicm.text import SafeConsole, quoted, readable
+from didicm.text import SafeConsole, count, quoted, readable
 
 HOSTILE = [
     "\x1b]0;owned\x07", "\x1b[2J", "a\nb", "a\r\nb", "\u202egnp.exe", "a\u2028b", "\x9b31m", "caf\udce9", "\x7f",
@@ -67,3 +67,23 @@ def test_a_file_name_that_is_no_utf8_is_quoted_by_its_bytes():
 def test_a_name_cannot_end_a_cell_of_a_document():
     text = Table("t", ["a|b", "x\ny"], [["c|d", "1"]]).to_markdown()
     assert text.splitlines()[2:5] == [r"| a\|b | x\ny |", "|---|---:|", r"| c\|d | 1 |"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (0.3, "under 1 s"), (59.9, "59 s"), (200, "3 min 20 s"), (3900, "1 h 05 min"),
+     (47.5 * 3600, "47 h 30 min"), (49 * 3600, "2 days 01 h"), (3e8, "3,472 days 05 h")],
+)  # fmt: skip
+def test_durations_in_words(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_one_thing_and_several():
+    told = [
+        count(1, "image"),
+        count(0, "image"),
+        count(2000, "process"),
+        count(1.0, "process"),
+        count(1.25, "call"),
+    ]
+    assert told == ["1 image", "0 images", "2,000 processes", "1 process", "1.25 calls"]

@@ -12,20 +12,20 @@ from didicm.errors import UserError, did_you_mean, reason, torch_required
 # What each command does; its module here is named alike.
 COMMANDS = {
     "train": "train a classifier on your images; run it again to resume",
-    "distill": "teach one network call what a trained model says in many",
+    "distill": "train a student that answers in one network call",
     "evaluate": "measure a model on labelled images",
     "calibrate": "fit a temperature and conformal sets on held-out images",
-    "predict": "say what is on images, and how sure that is",
-    "ensemble": "make one model of several",
+    "predict": "classify images, and say how sure the answers are",
+    "ensemble": "combine several models into one",
     "export": "write a model as one ONNX file that runs without PyTorch",
-    "serve": "answer over HTTP, with a page to try the model",
+    "serve": "serve a model over HTTP, with a page to try it",
     "push": "upload a model to the Hugging Face hub, with a card",
-    "doctor": "look for trouble in your images before training",
+    "doctor": "check your images for problems before training",
     "models": "list the networks and what they cost",
     "import-official": "convert a checkpoint of the authors' code",
-    "compare": "DiDiCM against standard classifiers on your images: report.html",
-    "study": "run one of the paper's studies or ours, published numbers beside",
-    "demo": "compare them on images that ship with this package, in minutes",
+    "compare": "compare DiDiCM with standard classifiers on your images: report.html",
+    "study": "run one of the paper's studies or ours, next to the published numbers",
+    "demo": "compare them in minutes, on images that ship with this package",
 }
 
 

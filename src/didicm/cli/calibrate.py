@@ -22,10 +22,10 @@ class CalibrateOptions(LabelledOptions):
     """Options of `didicm calibrate`.
 
     Args:
-        alpha: share of sets that may miss the true class
-        fraction: of the images to fit on
-        per_class: a conformal threshold for every class, so that the images of each are covered
-        replace: a calibration that was made from more images, too
+        alpha: share of conformal sets that may miss the true class
+        fraction: share of the images to fit on; the others check the fit
+        per_class: fit a conformal threshold for each class, so that the images of each are covered
+        replace: replace a calibration even if it was fitted on more images
         false_alarms: share of images like these that may be flagged as unlike the training images
     """
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         asked |= {"per_class": options.per_class, "replace": options.replace}
         made = calibrate(model, options.data, **asked, **loading)
     show(made.calibration, made.images, made.notes, console)
-    console.print(f"temperature and thresholds: {made.path}; didicm evaluate and predict use it from now on")
+    console.print(f"temperature and thresholds: {made.path}; didicm evaluate and predict use them from now on")
     return 0
 
 

@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from didicm.cli.flags import parse
 from didicm.data.label_noise import LabelNoise
 from didicm.errors import UserError
 from didicm.experiments.executors import ExecutorName
+from didicm.experiments.forecast import forecast, usual_tflops
 from didicm.experiments.results import RESULTS
-from didicm.experiments.run import run_study
-from didicm.experiments.spec import Trials
+from didicm.experiments.run import plan_runs, run_study
+from didicm.experiments.spec import Study, Trials
 from didicm.experiments.study_file import METHODS, compare_study
+from didicm.experiments.tune import trials_of
+from didicm.progress import duration
 from didicm.report.html import Report, write_report
-from didicm.text import SafeConsole, quoted
-from didicm.values import Amount, Few, Natural, Pixels
+from didicm.text import SafeConsole, count, quoted
+from didicm.values import Amount, Few, Natural, Pixels, Positive
 
 
 @dataclass(frozen=True)
@@ -26,17 +30,21 @@ class StudyOptions:
     """Options that all grids of trainings share.
 
     Args:
-        labels: a table of what the images of a folder show, as for didicm train
-        group_by: a column or a regular expression, as for didicm train: no split parts a patient's images
+        labels: a table with the labels of the images in a folder, as for didicm train
+        group_by: a column or a regular expression, as for didicm train: no split separates the images of a group
         set: any setting of didicm train, for all trainings, as in --set batch_size=32
-        tune: first choose learning rate, weight decay and epochs of every method under every condition, each by so
-            many trials, judged by held-out training images
-        report_only: make tables, figures and report again
-        jobs: trainings at the same time
-        devices: processors of each training, such as GPUs
+        tune: first tune learning rate, weight decay and epochs of every method under every condition, with this
+            many trials each, judged on held-out training images
+        report_only: only make tables, figures and report again
+        dry_run: check everything, and say what would be trained and what that would take
+        tflops: TFLOP/s that one device sustains in training, for the times of --dry-run; by default a guess for
+            this machine
+        jobs: trainings to run at the same time
+        devices: devices per training, such as GPUs
         executor: where the trainings run: local (this machine), ray, slurm (through submitit), or submitit-local,
             which tries out submitit on this machine
-        cluster: what each job asks of the cluster, as in --cluster slurm_partition=gpu, or of Ray: num_cpus=4
+        cluster: what each job requests from the cluster, as in --cluster slurm_partition=gpu, or from Ray, as in
+            --cluster num_cpus=4
     """
 
     labels: str | None = None
@@ -44,6 +52,8 @@ class StudyOptions:
     set: Mapping[str, Any] = field(default_factory=dict)
     tune: Trials | None = None
     report_only: bool = False
+    dry_run: bool = False
+    tflops: Positive | None = None
     jobs: Few = 1
     devices: Few = 1
     executor: ExecutorName = "local"
@@ -67,17 +77,17 @@ class CompareOptions(StudyOptions):
     """Options of `didicm compare`.
 
     Args:
-        out: folder of results, models and report.html
+        out: folder for results, models and report.html
         data: where the images are: a folder, hf://..., wds://..., timm://..., fashion-mini
-        recipe: settings of all trainings
-        resolutions: pixels that the networks see, such as 28,14,7; by default the recipe's
-        fractions: of the training images, such as 1,0.5,0.25; whole numbers from 2 are images per class
-        corruptions: of all images, such as none,noise:3,blur:2+jpeg:4
+        recipe: recipe of all trainings
+        resolutions: image sizes in pixels, such as 28,14,7; by default the recipe's
+        fractions: fractions of the training images, such as 1,0.5,0.25; whole numbers from 2 are images per class
+        corruptions: corruptions of all images, such as none,noise:3,blur:2+jpeg:4
         label_noises: shares of wrong training labels, such as 0,0.2,0.4, or files of confusion matrices
-        methods: which to compare
-        seeds: trainings of each kind
-        epochs: of every training; by default the recipe's
-        steps: of DiDiCM's sampler; by default the recipe's
+        methods: methods to compare
+        seeds: trainings per method and condition
+        epochs: epochs of every training; by default the recipe's
+        steps: steps of DiDiCM's sampler; by default the recipe's
     """
 
     out: Path = field(kw_only=True)
@@ -126,6 +136,10 @@ def main(argv: list[str]) -> int:
         report = write_report(options.out)
     elif not options.data:
         raise UserError("no --data: say where the images are")
+    elif options.dry_run:
+        study = compare_study(**options.grid, tune=options.tune or 0)
+        show_plan(study, options.out, options.tflops, console, data=options.data)
+        return 0
     else:
         run = {
             "command": " ".join(["didicm compare", *map(quoted, argv)]),
@@ -168,6 +182,37 @@ def compare(
         study, out, data=data, executor=executor, jobs=jobs, cluster=cluster, command=command, console=console
     )
     return write_report(out)
+
+
+def show_plan(study: Study, out: Path, tflops: float | None, console: Console, **asked: Any) -> None:
+    """What would be trained, and what that would take; `asked` are arguments of `plan_runs`."""
+    runs, _ = plan_runs(study, **asked)
+    trials, speed = trials_of(runs, study.tune), tflops or usual_tflops()
+    costs = forecast({**runs, **trials})
+    kinds = {(str(run.method), run.condition): (run, costs[key]) for key, run in runs.items()}
+    columns = ("method", "condition", "epochs", "M parameters", "M multiply-adds", "time", "memory, MB")
+    table = Table(*columns, box=None, pad_edge=False)
+    for run, need in kinds.values():
+        counts = f"{need.parameters / 1e6:.2f}", f"{need.multiply_adds / 1e6:,.1f}"
+        takes = duration(need.seconds(speed)), f"{need.memory / 1e6:,.0f}"
+        table.add_row(str(run.method), str(run.condition), str(run.config.epochs), *counts, *takes)
+    console.print(f"{study.title}\n{study.question}\n", markup=False)
+    (console if console.is_terminal else SafeConsole(width=160)).print(table)
+    names = "; ".join(spec.name for spec in study.samplers) or "as in its recipe"
+    precision = next(iter(runs.values())).config.run.precision
+    seconds, disk = sum(need.seconds(speed) for need in costs.values()), sum(need.disk for need in costs.values())
+    search = f"{count(len(trials), 'trial')} of the search, {study.tune} of each kind, then " if trials else ""
+    length = ", if the search keeps these epochs" if trials else ""
+    console.print(
+        f"\n{search}{count(len(runs), 'training')}: {count(len(kinds), 'kind')}, "
+        f"{len({run.seed for run in runs.values()})} of each; DiDiCM is sampled with: {names}\n"
+        "multiply-adds: of one image's posterior, by the first sampler; time: of one training and its measuring "
+        f"on one device at {speed:g} TFLOP/s (--tflops); memory: of a training, per device ({precision})\n"
+        f"in total {duration(seconds)} on one device and {disk / 1e9:,.2f} GB on disk{length}\n"
+        f"results would be in {out}; nothing was written (--dry-run)",
+        markup=False,
+        highlight=False,
+    )
 
 
 def show_report(report: Report, console: Console, tables: int | None = None) -> None:

@@ -34,7 +34,7 @@ class DemoOptions:
 
     Args:
         out: folder for results and report
-        seeds: trainings of each kind
+        seeds: trainings per method and condition
         solvers: instead, show how each solver recovers a known posterior
     """
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     trainings = len(LEVELS) * len(METHODS) * options.seeds
     console.print(
         f"Small images of clothes, at {len(LEVELS)} levels of uncertainty: fewer pixels, fewer training images.\n"
-        f"{trainings} trainings, on {os.cpu_count()} cores; Ctrl-C stops, the same command goes on.\n"
+        f"{trainings} trainings, on {os.cpu_count()} cores; Ctrl-C stops; run the same command again to resume.\n"
     )
     command = f"didicm demo --out {quoted(options.out)} --seeds {options.seeds}"
     jobs = min(os.cpu_count() or 1, 4)

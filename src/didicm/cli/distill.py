@@ -17,8 +17,8 @@ class DistillOptions(TrainOptions):
     """What is no setting of the student's training.
 
     Args:
-        student: same, the teacher's own network from its weights on, asked once without a label; or standard, a
-            standard classifier on the same trunk
+        student: same (the teacher's own network, started from its weights and asked once without a label) or
+            standard (a standard classifier on the same trunk)
     """
 
     student: Literal["same", "standard"] = "same"
@@ -51,7 +51,7 @@ def student_settings(teacher: str, options: DistillOptions, given: Mapping[str, 
     of_run, same = holds_run(Path(teacher)), options.student == "same"
     if not of_run and options.recipe is None and options.config is None:
         raise UserError(
-            f"{teacher} is no run whose settings a student could take: add --recipe or --config, and --data"
+            f"{teacher} is not a run whose settings a student could take: add --recipe or --config, and --data"
         )
     base = read_stored(Path(teacher)) if of_run else resolve(options, {})
     changes: dict[str, Any] = {"teacher": teacher, "out": ""}

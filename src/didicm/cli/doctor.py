@@ -17,7 +17,7 @@ from didicm.evaluation.suspects import find_suspects
 from didicm.files import check_replaceable, is_our_picture
 from didicm.progress import ProgressDisplay
 from didicm.settings import load_recipe
-from didicm.text import SafeConsole, readable
+from didicm.text import SafeConsole, count, readable
 
 MOST_SUSPECTS = 50
 
@@ -28,11 +28,11 @@ class DoctorOptions:
 
     Args:
         data: where the images are, as for didicm train --data
-        labels: a table of what the images of a folder show, as for didicm train
-        group_by: a column or a regular expression, as for didicm train: groups in two splits are told
+        labels: a table with the labels of the images in a folder, as for didicm train
+        group_by: a column or a regular expression, as for didicm train: groups that are in two splits are reported
         check_labels: a run whose model looks for wrong labels among the images that it was not trained on
-        recipe: whose transforms to draw
-        examples: where to draw what the transforms do
+        recipe: recipe whose transforms are drawn
+        examples: where to save a picture of what the transforms do
         force: replace a file there that this command did not make
     """
 
@@ -69,13 +69,13 @@ def main(argv: list[str]) -> int:
     if model is not None:
         suspects = find_suspects(model, options.data, labels=options.labels, group_by=options.group_by)
         told = [
-            f"{len(suspects.found)} labels are doubtful, by the model {options.check_labels} on "
-            f"{suspects.ranked} images {suspects.described}"
+            f"The model in {options.check_labels} doubts {len(suspects.found)} of "
+            f"{count(suspects.ranked, 'label')} ({suspects.described})"
         ]
         if left := len(data.train) + len(data.val or ()) - suspects.ranked:
             told.append(
-                f"The other {left} images are not ranked: the model has learnt their labels, right or wrong. To "
-                "check them, train with them held out: without a validation split, --seed chooses which"
+                f"It cannot check the other {count(left, 'label')}: it has learned them, right or wrong. "
+                "To check them, train with those images held out; without a validation split, --seed chooses which"
             )
         for line in (*told, *_first([str(suspect) for suspect in suspects.found], MOST_SUSPECTS)):
             console.print(readable(line), highlight=False)

@@ -16,31 +16,15 @@ from didicm.cli.options import LabelledOptions, hint_corruption, percent
 from didicm.errors import UserError
 from didicm.evaluation.assess import ModelEvaluation, evaluate
 from didicm.evaluation.diagnostics import ClassRow
-from didicm.evaluation.metrics import BINS
+from didicm.evaluation.metrics import BINS, MEANINGS
 from didicm.evaluation.store import is_posteriors, save_posteriors
 from didicm.evaluation.stored import StoredModel
 from didicm.files import check_replaceable, to_json, write_files
-from didicm.text import SafeConsole, readable
+from didicm.text import SafeConsole, count, readable
 from didicm.values import Natural
 
 POSTERIORS, METRICS, CLASSES = "posteriors.safetensors", "metrics.json", "classes.json"
 MOST_CLASSES, WORST = 20, 10
-# Metrics in plain English, and whether they are shares.
-PLAIN = {
-    "cls/Acc": ("accuracy", True),
-    "cls/Acc5": ("truth among the five most probable", True),
-    "cls/NLL": ("negative log-likelihood, in nats", False),
-    "cls/Brier": ("Brier score, 0 to 2", False),
-    "cls/Entropy": ("entropy of the posterior, in nats", False),
-    "cal/ECE": ("calibration error: confidence against accuracy", True),
-    "cal/aECE": ("the same, in bins of equal mass", True),
-    "cal/cwECE": ("the same, class by class", True),
-    "sc/AURC": ("area under risk over coverage", False),
-    "sc/AURC-pNorm": ("the same, by logit-normalised confidence", False),
-    "sc/AUGRC": ("area under generalised risk over coverage", False),
-    "sc/Cov@5Risk": ("images that can be answered with 5 % errors", True),
-    "sc/Cov@1Risk": ("images that can be answered with 1 % errors", True),
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +33,7 @@ class EvaluateOptions(LabelledOptions):
 
     Args:
         out: where to store the results; by default RUN/evaluation/DATA
-        bins: of the calibration errors
+        bins: bins of the calibration errors
         shift: measure instead how accuracy, NLL and ECE change under every corruption at severities 1 to 5
     """
 
@@ -82,10 +66,12 @@ def main(argv: list[str]) -> int:
         asked: dict[str, Any] = {"split": options.split, "calibrated": options.calibration, "bins": options.bins}
         asked |= {"labels": options.labels, "group_by": options.group_by}
         result = evaluate(model, options.data, **asked, **loading)
-    left_out, count = len(result.skipped), len(result.labels) + len(result.skipped)
-    console.print(f"{count} images: {result.images}; {result.note}", highlight=False)
+    left_out, total = len(result.skipped), len(result.labels) + len(result.skipped)
+    console.print(f"{count(total, 'image')}: {result.images}; {result.note}", highlight=False)
     if left_out:
-        console.print(f"{left_out} images are left out, the first: {result.skipped[0]}", highlight=False)
+        console.print(
+            f"skipped {count(left_out, 'unreadable image')}, the first: {result.skipped[0]}", highlight=False
+        )
     store(folder, model, result, options, None if corruption is None else str(corruption))
     console.print(metrics_table(result))
     console.print(class_table(result.classes))
@@ -133,9 +119,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder} cannot be made ({error.strerror}): give another --out") from error
+        raise UserError(f"{folder} cannot be created ({error.strerror}): give another --out") from error
     if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder} may not be written to: give another --out")
+        raise UserError(f"{folder} is not writable: give another --out")
 
 
 def metrics_table(result: ModelEvaluation) -> Table:
@@ -146,7 +132,7 @@ def metrics_table(result: ModelEvaluation) -> Table:
     for name, value in result.metrics.items():
         if name == "cls/Acc5" and len(result.class_names) <= 5:
             continue
-        meaning, share = PLAIN[name]
+        meaning, share = MEANINGS[name]
         show = percent if share else _number
         interval = result.intervals.get(name)
         table.add_row(name, show(value), "" if interval is None else " to ".join(map(show, interval)), meaning)

@@ -14,6 +14,7 @@ from didicm.evaluation.stored import StoredModel
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, to_json, write_files
 from didicm.report.shift import shift_figure
 from didicm.report.style import drawing
+from didicm.text import count
 
 if TYPE_CHECKING:
     from didicm.cli.evaluate import EvaluateOptions
@@ -65,9 +66,14 @@ def measure_shift(model: StoredModel, folder: Path, options: "EvaluateOptions", 
     with drawing():
         save = partial(shift_figure(shift).savefig, dpi=130, format="png", metadata=SOFTWARE)
         write_files(folder, {NUMBERS: to_json({**about, **numbers}), PICTURE: save})
-    console.print(f"{shift.num_images} images: {shift.test.described}; {shift.test.note}", highlight=False)
+    console.print(
+        f"{count(shift.num_images, 'image')}: {shift.test.described}; {shift.test.note}", highlight=False
+    )
     if shift.skipped:
-        console.print(f"{len(shift.skipped)} images are left out, the first: {shift.skipped[0]}", highlight=False)
+        console.print(
+            f"skipped {count(len(shift.skipped), 'unreadable image')}, the first: {shift.skipped[0]}",
+            highlight=False,
+        )
     for metric in shift.clean:
         console.print(shift_table(shift, metric))
     for note in shift.test.notes:

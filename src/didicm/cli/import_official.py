@@ -54,7 +54,9 @@ def main(argv: list[str]) -> int:
     try:
         transform = evaluation_transform(training)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{options.file} was trained on images we cannot make: {reason(error)}") from error
+        raise UserError(
+            f"{options.file} was trained on images that cannot be reproduced: {reason(error)}"
+        ) from error
     save(classifier, options.out, class_names=names, transform=transform.to_dict())
     price = cost(classifier.model, transform.size)
     SafeConsole().print(

@@ -48,7 +48,7 @@ class AskOptions(ModelOptions):
     """Options of all commands that ask a stored model and write what it says.
 
     Args:
-        compile: as --optimize, and compiled; the first batch then takes a minute or two
+        compile: optimize, and compile the network; the first batch then takes a minute or two
         force: replace files that this command did not make
     """
 
@@ -74,11 +74,11 @@ class LabelledOptions(AskOptions):
     Args:
         data: where the images are, as for didicm train
         split: val or train; by default val, or all images if there is none
-        labels: a table of what the images of a folder show, as for didicm train; by default that of the training
-        group_by: a column or a regular expression, as for didicm train; by default that of the training
+        labels: a table with the labels of the images in a folder, as for didicm train; by default as in training
+        group_by: a column or a regular expression, as for didicm train; by default as in training
         corruption: applied to the images first: noise:3, blur:2+jpeg:4, ...
         workers: processes that decode images
-        seed: of corruption, splits and intervals
+        seed: seed of corruptions, splits and intervals
     """
 
     data: str = field(kw_only=True)

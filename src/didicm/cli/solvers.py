@@ -11,7 +11,6 @@ from typing import Annotated
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
@@ -19,6 +18,8 @@ from didicm.cli.flags import parse
 from didicm.diffusion import Sampler, Step, UniformProcess
 from didicm.diffusion.solver import ExactScore
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
+from didicm.progress import ProgressDisplay
+from didicm.report.images import Traced, draw_trajectory
 from didicm.report.style import looks
 from didicm.text import SafeConsole
 from didicm.values import Natural, Range
@@ -62,10 +63,11 @@ def main(argv: list[str]) -> None:
     console.print(f"Recovering {options.images} known posteriors over {options.classes} classes.")
     runs = [(score, name, steps) for score in SCORES for name in SAMPLERS for steps in STEPS]
     distance = {}
-    for score, name, steps in track(runs, "measuring", console=console):
-        probs = SAMPLERS[name].changed(steps=steps)(ExactScore(error=SCORES[score]), truth, process).probs
-        distance[score, name, steps] = ((probs - truth).abs().sum(-1) / 2).mean().item()
-
+    with ProgressDisplay(console, len(runs)) as display:
+        for done, (score, name, steps) in enumerate(runs, 1):
+            probs = SAMPLERS[name].changed(steps=steps)(ExactScore(error=SCORES[score]), truth, process).probs
+            distance[score, name, steps] = ((probs - truth).abs().sum(-1) / 2).mean().item()
+            display.update(done, f"{done}/{len(runs)} samplers and steps")
     for score in SCORES:
         title = f"Distance to the true posterior (total variation), {score.partition(':')[0]}"
         table = Table("steps:", *map(str, STEPS), title=title)
@@ -87,7 +89,7 @@ def true_posteriors(count: int, num_classes: int) -> Tensor:
 
 def draw(distance: dict[tuple[str, str, int], float], process: UniformProcess, truth: Tensor, path: Path) -> None:
     """Top: distance over steps. Bottom: one posterior on its way, by each sampler."""
-    figure = Figure(figsize=(13, 8), layout="constrained")
+    figure = Figure(figsize=(16, 8), layout="constrained")
     grid = figure.add_gridspec(2, 1, height_ratios=[1.25, 1])
     top, bottom = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     for axes, score in zip(top.subplots(1, 2), SCORES, strict=True):
@@ -101,14 +103,15 @@ def draw(distance: dict[tuple[str, str, int], float], process: UniformProcess, t
     top.axes[1].legend(frameon=False)
 
     best = truth[0].topk(4).indices
+    names = [f"class {k}" for k in range(1, 5)]
     for axes, name in zip(bottom.subplots(1, len(SAMPLERS), sharey=True), SAMPLERS, strict=True):
         trajectory: list[Step] = []
         SAMPLERS[name](ExactScore(), truth, process, trajectory.append)
         times = [1.0, *(step.time for step in trajectory)]
         states = np.stack([np.full(4, 1 / process.num_classes), *(step.probs[0, best] for step in trajectory)])
-        for state, target, shade in zip(states.T, truth[0, best].tolist(), (0.0, 0.3, 0.5, 0.7), strict=True):
-            axes.plot(times, state, "o-", color=str(shade), markersize=3)
-            axes.axhline(target, color=str(shade), linewidth=0.8, linestyle=":")
-        axes.set(xlim=(1, 0), ylim=(0, 0.7), title=name, xlabel="time")
+        draw_trajectory(axes, Traced(name, None, times, states, names), limit=0.75)
+        for target in truth[0, best].tolist():
+            axes.axhline(target, color="0.5", linewidth=0.8, linestyle=":")
+        axes.set(title=name, xlabel="time", ylabel="")
     bottom.axes[0].set_ylabel("probability; dotted: the truth")
     write_files(path.parent, {path.name: partial(figure.savefig, dpi=120, format="png", metadata=SOFTWARE)})

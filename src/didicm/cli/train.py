@@ -12,7 +12,7 @@ from rich.table import Table
 from didicm.cli.flags import read_flags, show_help
 from didicm.errors import UserError
 from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read_yaml, recipes, to_yaml
-from didicm.text import SafeConsole, quoted
+from didicm.text import SafeConsole, count, quoted
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric
 from didicm.training.kept import BEST, LAST, SNAPSHOTS
@@ -30,7 +30,7 @@ class TrainOptions:
         recipe: settings to start from
         config: a YAML file of settings, which override the recipe's
         dry_run: show what would happen, write nothing
-        extend: let a run that exists train for more epochs
+        extend: train an existing run for more epochs
     """
 
     recipe: str | None = None
@@ -64,7 +64,7 @@ def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = Fals
     if holds_run(folder):
         config = resume(folder, config, names, extend=extend)
     elif folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {HELD}):
-        raise UserError(f"{folder} is in use and holds no run: give another --out")
+        raise UserError(f"{folder} is not empty and holds no run: give another --out")
     if dry_run:
         show_plan(config, console)
         return 0
@@ -82,10 +82,11 @@ def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = Fals
         return 130
     progress = load_state(folder)[0]
     if progress.skipped_steps:
-        console.print(f"{progress.skipped_steps} steps were skipped: their gradient was not finite")
+        console.print(f"skipped {count(progress.skipped_steps, 'step')} whose gradient was not finite")
     if progress.unreadable:
         console.print(
-            f"{progress.unreadable} training images could not be read: see didicm doctor {quoted(config.data)}"
+            f"{count(progress.unreadable, 'training image')} could not be read: see didicm doctor "
+            f"{quoted(config.data)}"
         )
     snapshots = f"   ensemble: {folder / SNAPSHOTS}" if config.optimizer.snapshots else ""
     console.print(f"best model: {folder / BEST}   last: {folder / LAST}{snapshots}   numbers: {folder / METRICS}")
@@ -171,7 +172,7 @@ def show_plan(config: TrainConfig, console: Console) -> None:
         "steps": f"{need.steps_per_epoch} per epoch, {need.steps_per_epoch * config.epochs} in all",
         "memory": f"{need.weights_mb:,.0f} MB for weights and optimiser, about {need.activations_mb:,.0f} MB for "
         "activations, per process",
-        "device": f"{fabric.device}, {world} process{'es' if world > 1 else ''}",
+        "device": f"{fabric.device}, {count(world, 'process')}",
         "writes": f"{config.out}/ with {CONFIG}, {METRICS}, {Path(STATE).parent}/, {LAST}/ and {BEST}/"
         + (f", and {SNAPSHOTS}/ at the end" if config.optimizer.snapshots else ""),
     }.items():

@@ -152,7 +152,7 @@ def _white(image: Image.Image) -> float:
     """The value that stands for white in an image of more than 8 bits."""
     highest = np.max([np.asarray(tile).max() for _, tile in tiles(image)])
     if np.isnan(highest):
-        raise UserError("some of its pixels are no numbers")
+        raise UserError("some of its pixels are not numbers")
     if image.mode == "F":  # by convention 0..1; some programs write 0..255
         return 1.0 if highest <= 1 else 255.0
     return 65535.0 if highest <= 65535 else 2.0**31 - 1

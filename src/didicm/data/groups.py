@@ -27,7 +27,9 @@ def find_groups(images: ImageSet, by: str) -> np.ndarray:
     found = [pattern.search(images.name(i)) for i in range(len(images))]
     if None in found:
         name = images.name(found.index(None))
-        raise DataError(f"group_by {by!r} is no column here, and as a regular expression it does not match {name}")
+        raise DataError(
+            f"group_by {by!r} is not a column here, and as a regular expression it does not match {name}"
+        )
     return np.array([" ".join(part or "" for part in match.groups()) or match[0] for match in found if match])
 
 

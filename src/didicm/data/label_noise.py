@@ -46,7 +46,7 @@ def read_confusion(file: Path, class_names: Sequence[str]) -> np.ndarray:
     unknown = next((name for name in (*given, *columns[LABEL]) if normalise(name) not in index), None)
     if unknown is not None:
         known = did_you_mean(unknown, class_names)
-        raise DataError(f"{where} has {readable(unknown)!r}, which is no class of the data: {known}")
+        raise DataError(f"{where} has {readable(unknown)!r}, which is not a class of the data: {known}")
     matrix = np.zeros((len(class_names), len(class_names)))
     for row, true in enumerate(columns[LABEL]):
         for name in given:

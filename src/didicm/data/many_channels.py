@@ -58,11 +58,11 @@ def _array_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     whole = all(type(n) is int and n > 0 for n in shape)
     if len(shape) not in (2, 3) or not whole or channels > MOST_CHANNELS:
         raise UserError(
-            f"an array of shape {shape} is no image: save it as height x width x channels, with at most "
+            f"an array of shape {shape} is not an image: save it as height x width x channels, with at most "
             f"{MOST_CHANNELS} channels"
         )
     if kind.kind not in "buif" or kind.itemsize > 8:
-        raise UserError(f"an array of {kind} is no image: save whole or floating-point numbers")
+        raise UserError(f"an array of {kind} is not an image: save whole or floating-point numbers")
     return shape, fortran, kind
 
 
@@ -164,7 +164,7 @@ def _to_8_bits(planes: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         return
     highest = np.max([plane.max() for plane in planes])
     if np.isnan(highest):
-        raise UserError("some of its pixels are no numbers")
+        raise UserError("some of its pixels are not numbers")
     if planes[0].dtype.kind == "f":  # by convention 0..1; some programs write 0..255
         white = 1.0 if highest <= 1 else 255.0
     else:

@@ -197,7 +197,9 @@ class TrainTransform:
             with preserved():
                 self.prepare(from_pixels(np.zeros((32, 32, self.eval_transform.channels), dtype=np.uint8)))
         except Exception as error:  # timm asserts, looks up and converts
-            raise DataError(f"augment cannot be used as it is set ({reason(error)}); see auto_augment") from error
+            raise DataError(
+                f"augment does not work with these values ({reason(error)}); see auto_augment"
+            ) from error
 
     def finish(self, images: Tensor, key: np.ndarray) -> Tensor:
         """Shift and flip prepared images (B, C, H, W), uint8, by keys (B,), then normalise."""

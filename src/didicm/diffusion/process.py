@@ -54,10 +54,10 @@ class UniformProcess:
         `label_proposal` (...) is the chance to draw a label from all classes, by default the schedule's;
         `label_weight` corrects for another.
         """
-        redraw = self.schedule.lost(t) if label_proposal is None else label_proposal
+        change = self.schedule.lost(t) if label_proposal is None else label_proposal
         label = sample_categorical(target, u[..., 0]) if target.is_floating_point() else target
         drawn = (u[..., 1] * 2**24).long() * self.num_classes >> 24  # floor(u K), exact without float64
-        return torch.where(u[..., 2] < redraw, drawn, label)
+        return torch.where(u[..., 2] < change, drawn, label)
 
     def label_weight(self, target: Tensor, label: Tensor, t: Tensor, label_proposal: Tensor) -> Tensor:
         """Importance weight (...) of labels drawn with `label_proposal`: their chance under q_t over that."""

@@ -53,7 +53,7 @@ def allowed(views: Views | None) -> Views:
     """The views that a model was trained with, if it was."""
     if views is None:
         raise UserError(
-            "this model knows no views of an image: train one with augment.pad, augment.scale or augment.hflip, "
+            "this model has no views of an image: train one with augment.pad, augment.scale or augment.hflip, "
             "or leave out views"
         )
     return views

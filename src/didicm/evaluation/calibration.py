@@ -16,7 +16,7 @@ from didicm.evaluation.conformal import Conformal
 from didicm.evaluation.metrics import TINY, check, check_probs
 from didicm.evaluation.outliers import OutlierRule, load_rule, save_tensors
 from didicm.files import read_json, sha256, to_json, write_files
-from didicm.values import Positive, coerce
+from didicm.values import Positive, coerce, renamed
 
 FORMAT = 1
 AGAIN = "calibrate again, or leave the calibration out with --no-calibration"
@@ -31,9 +31,6 @@ class Temperature:
     """A fitted temperature, above 1 for a posterior that was overconfident."""
 
     value: float
-    nll_before: float
-    nll_after: float
-    n: int  # images it was fitted on
     warning: str | None  # set where the best value lies outside of what we allow
 
 
@@ -47,9 +44,6 @@ def fit_temperature(probs: Tensor, labels: Tensor, prior: float = 0.0) -> Temper
     logits = _log(probs)
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
     target = (len(probs) * own + prior * (probs * logits).sum(-1)) / (len(probs) + prior)
-
-    def mean_nll(beta: float) -> float:
-        return ((logits * beta).logsumexp(-1) - own * beta).mean().item()
 
     def slopes(beta: float) -> tuple[float, float]:
         """First and second derivative of the NLL."""
@@ -66,7 +60,7 @@ def fit_temperature(probs: Tensor, labels: Tensor, prior: float = 0.0) -> Temper
         value, warning = HIGHEST, _at_bound(HIGHEST, "flatter")
     elif abs(start) > FLAT:
         value = 1 / _root(slopes, 1 / HIGHEST, 1 / LOWEST)
-    return Temperature(value, mean_nll(1.0), mean_nll(1 / value), len(probs), warning)
+    return Temperature(value, warning)
 
 
 def apply_temperature(probs: Tensor, temperature: float) -> Tensor:
@@ -129,10 +123,8 @@ def load_calibration(directory: str | Path) -> Calibration | None:
     values = read_json(path, AGAIN)
     try:
         if values.pop("format") != FORMAT:
-            raise ValueError("it has another format than this version of didicm reads")
+            raise ValueError("this version of didicm does not read its format")
         weights, rules, posterior = (values.pop(key) for key in ("weights_sha256", "conformal", "posterior"))
-        if posterior.get("query") is not None:  # as version 0.1.0 called it
-            posterior["score_time"] = "midpoint" if posterior.pop("query") == "middle" else "start"
         values["temperature"] = coerce(values["temperature"], Positive, "temperature")
         for name in ("fitted_on", "check"):
             values[name] = coerce(values[name], dict[str, Any], name)
@@ -141,7 +133,7 @@ def load_calibration(directory: str | Path) -> Calibration | None:
             raise ValueError(f"conformal has under {wrong[0]} a rule of method {conformal[wrong[0]].method}")
         if (outliers := values.pop("outliers", None)) is not None:
             values["outliers"] = load_rule(directory / OUTLIERS, outliers)
-        calibration = Calibration(conformal=conformal, posterior=posterior, **values)
+        calibration = Calibration(conformal=conformal, posterior=renamed(posterior), **values)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path} cannot be used ({detail}): {AGAIN}") from error

@@ -56,7 +56,9 @@ def _check_alike(one: StoredModel, other: StoredModel) -> None:
         ("input", one.transform, other.transform),
     ):
         if a != b:
-            raise UserError(f"{one.place} and {other.place} differ in their {what}: an ensemble needs the same")
+            raise UserError(
+                f"{one.place} and {other.place} differ in their {what}: members of an ensemble must agree"
+            )
 
 
 def _split(training: TrainConfig) -> tuple[object, ...]:

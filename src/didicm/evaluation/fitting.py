@@ -30,6 +30,7 @@ from didicm.evaluation.met_images import note_choice, pack_digests, refuse_train
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.outliers import FEWEST, fit_outliers
 from didicm.evaluation.stored import StoredModel, open_model
+from didicm.text import count
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,15 @@ def calibrate(
     if not replace:
         _check_replaced(model.place, len(to_fit))
     if not os.access(model.place, os.W_OK):
-        raise UserError(f"{model.place} may not be written to: copy the model to a folder of yours")
+        raise UserError(f"{model.place} is not writable: copy the model to a folder of yours")
     asked: dict[str, Any] = {"seed": seed, "features": True, **loading}
     found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, **asked)
     parts = stratified_split(found.labels.numpy(), 1 - fraction, seed, found.groups)
     fit, rest = (torch.from_numpy(part) for part in parts)
     if not len(rest):
-        raise UserError(f"{len(found.labels)} held-out images are too few to fit on some and check on others")
+        raise UserError(
+            f"{len(found.labels)} held-out images are too few to fit on one part and check on the other"
+        )
     probs, truth = found.probs[""][fit], found.labels[fit]
     temperature = fit_temperature(probs, truth, WEAK_PRIOR)
     scaled = apply_temperature(probs, temperature.value)
@@ -123,7 +126,8 @@ def calibrate(
     if after > before:
         told = f"the temperature made the NLL of the other images worse, {after:.4f} and not {before:.4f}"
         notes.append(f"{told}: calibrate on more images, or on images that are more alike")
-    notes += [f"{len(found.skipped)} images are left out, the first: {found.skipped[0]}"] if found.skipped else []
+    if found.skipped:
+        notes += [f"skipped {count(len(found.skipped), 'unreadable image')}, the first: {found.skipped[0]}"]
     return ModelCalibration(calibration, save_calibration(model.place, calibration), described, notes)
 
 
@@ -155,7 +159,7 @@ def _check_enough(
     if per_class:
         fewest = int(counts.argmin())
         conformal_rank(int(counts[fewest]), alpha, f" of every class, such as {names[fewest]},")
-    missing = [name for name, count in zip(names, counts, strict=True) if not count]
+    missing = [name for name, number in zip(names, counts, strict=True) if not number]
     if not missing:
         return []
     more = f" and {len(missing) - 1} more classes" if len(missing) > 1 else ""
@@ -170,6 +174,4 @@ def _check_replaced(place: str | Path, images: int) -> None:
         return
     before = 0 if old is None else old.fitted_on.get("images", 0)
     if before > images:
-        raise UserError(
-            f"{place} has a calibration from {before} images, more than these {images}: --replace replaces it"
-        )
+        raise UserError(f"{place} has a calibration from {before} images, more than these {images}: add --replace")

@@ -92,7 +92,7 @@ class ConformalRule:
             allow_empty: leave empty sets empty.
         """
         if (u is not None) != (self.method == "aps-randomised"):
-            raise UserError("uniform numbers u are for method aps-randomised, which needs them, and for no other")
+            raise UserError("uniform numbers u are for method aps-randomised alone, which needs them")
         if self.class_thresholds is not None and len(self.class_thresholds) != probs.shape[-1]:
             raise UserError(f"a conformal rule of {len(self.class_thresholds)} classes is for another model")
         limits = self.threshold if self.class_thresholds is None else np.array(self.class_thresholds)
@@ -129,7 +129,7 @@ def conformal_rank(n: int, alpha: float, of: str = "") -> int:
     if rank > n:
         needed = math.ceil(1 / alpha - 1e-9) - 1
         raise UserError(
-            f"conformal sets with alpha {alpha} need at least {needed} held-out images{of} to fit on, got {n}: "
+            f"conformal sets with alpha {alpha} need at least {needed} held-out images{of}, got {n}: "
             "give more images or a larger alpha"
         )
     return rank

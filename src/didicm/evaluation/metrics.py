@@ -19,6 +19,22 @@ from didicm.evaluation.selective import Ranking, normalized_confidence
 # Least probability that NLL and temperature scaling see: a zero costs 87.3 nats, not infinitely many.
 TINY = torch.finfo(torch.float32).tiny
 BINS = 15
+# Metrics in plain English, and whether they are shares.
+MEANINGS = {
+    "cls/Acc": ("accuracy", True),
+    "cls/Acc5": ("truth among the five most probable", True),
+    "cls/NLL": ("negative log-likelihood, in nats", False),
+    "cls/Brier": ("Brier score, 0 to 2", False),
+    "cls/Entropy": ("entropy of the posterior, in nats", False),
+    "cal/ECE": ("calibration error: confidence against accuracy", True),
+    "cal/aECE": ("the same, in bins of equal mass", True),
+    "cal/cwECE": ("the same, class by class", True),
+    "sc/AURC": ("area under risk over coverage", False),
+    "sc/AURC-pNorm": ("the same, by logit-normalised confidence", False),
+    "sc/AUGRC": ("area under generalised risk over coverage", False),
+    "sc/Cov@5Risk": ("images that can be answered with 5 % errors", True),
+    "sc/Cov@1Risk": ("images that can be answered with 1 % errors", True),
+}
 TOP = 5
 RISKS = {"sc/Cov@5Risk": 0.05, "sc/Cov@1Risk": 0.01}
 
@@ -33,7 +49,7 @@ def evaluate_probs(probs: Tensor, labels: Tensor, *, bins: int = BINS) -> dict[s
     `cal/cwECE`: equal width, for the probability of each class, averaged over the classes.
     `sc/AURC`, `sc/AUGRC`: areas under the risk-coverage curve and its generalised form; images of equal
     confidence count with their expectation over random order. `sc/AURC-pNorm`: the first with logit-normalised
-    confidence, which label smoothing does not spoil; see `normalized_confidence`.
+    confidence, which label smoothing does not distort; see `normalized_confidence`.
     `sc/Cov@5Risk`, `sc/Cov@1Risk`: the largest share of images that a threshold on the confidence can answer with
     at most that share of errors among the answers; 0 if there is none.
     """

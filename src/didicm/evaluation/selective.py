@@ -17,7 +17,7 @@ NORM = 4  # p, fixed: fitting it, as its authors do, would take held-out images 
 def normalized_confidence(probs: Tensor, least: float) -> Tensor:
     """Largest logit (N,) over the p-norm of the centred logits of probabilities (N, K), clipped at `least`.
 
-    MaxLogit-pNorm of Cattelan and Silva, "How to fix a broken confidence estimator": label smoothing spoils the
+    MaxLogit-pNorm of Cattelan and Silva, "How to fix a broken confidence estimator": label smoothing distorts the
     order of the largest probabilities, and no temperature restores it. Log-probabilities are logits up to a
     constant, which centring takes away. Two centred logits differ from image to image in nothing but their length,
     so that two classes keep the largest probability.

@@ -60,13 +60,13 @@ def is_posteriors(path: Path) -> bool:
 def load_posteriors(path: str | Path) -> Posteriors:
     """Read a file that `save_posteriors` wrote."""
     if not Path(path).is_file():
-        raise UserError(f"{path} is no file: give posteriors that an evaluation stored")
+        raise UserError(f"{path} is not a file: give posteriors that an evaluation stored")
     try:
         with safe_open(path, framework="pt") as file:
             strings = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no plain dict
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged or no safetensors file ({error}): evaluate again") from error
+        raise UserError(f"{path} is damaged or not a safetensors file ({error}): evaluate again") from error
     if strings.pop("format", None) != FORMAT:
         raise UserError(f"{path} holds no posteriors that this version of didicm reads: evaluate again")
     try:

@@ -128,7 +128,7 @@ def open_model(
     checkpoint = load(place)
     described = checkpoint.transform or ({"channels": checkpoint.classifier.in_chans} if size else None)
     if described is None:
-        raise UserError(f"{place} stores no transform: say with a size how large its images should be")
+        raise UserError(f"{place} stores no transform: give a size for its images")
     try:
         transform = EvalTransform.from_dict({**described, "size": size} if size else described)
     except UserError as error:

@@ -24,7 +24,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Suspects:
-    """The suspects among the images that a model was not trained on, the surest first."""
+    """The suspects among the images that a model was not trained on, the most confident first."""
 
     found: list[Suspect]
     ranked: int  # images that were looked at

@@ -16,6 +16,7 @@ from didicm.errors import UserError, reason
 from didicm.experiments.execute import RESULT, execute, read_run
 from didicm.locks import HeldError, held
 from didicm.settings import RunConfig
+from didicm.text import count
 
 POLL = 0.5  # seconds between looks at jobs
 DAY = 24 * 60  # minutes that a job asks for, unless it is told otherwise
@@ -119,7 +120,7 @@ def _run_through_submitit(
             waiting = [folder for folder in waiting if folder not in free]
             running |= dict(zip(free, submitted, strict=True))
             numbers = ", ".join(job.job_id for job in submitted)
-            submission = f"submitted {len(free)} jobs, which go on if this stops: {numbers}"
+            submission = f"submitted {count(len(free), 'job')}, which go on if this command stops: {numbers}"
             console.print(f"{submission}; logs: {executor.folder}")
         for folder in [*waiting, *running]:
             job = running.get(folder)
@@ -150,4 +151,4 @@ def _last_words(error: Exception | None) -> str:
 
 
 def _unusable(name: str, error: Exception) -> UserError:
-    return UserError(f"--executor {name} cannot be used so ({reason(error)}): see --cluster")
+    return UserError(f"--executor {name} does not work with these options ({reason(error)}): see --cluster")

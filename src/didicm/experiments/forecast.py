@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from didicm.classifier import Classifier, Ensemble
 from didicm.errors import UserError
 from didicm.experiments.execute import prepare
 from didicm.experiments.measure import KEPT, samplers_of
 from didicm.experiments.spec import Condition, Run
 from didicm.models import Cost
-from didicm.training.build import Estimate, RunComponents, estimate, training_multiply_adds
+from didicm.training.build import RunComponents, TrainingCost, estimate, training_multiply_adds
 
 FLOAT = 4  # bytes
+GPU_TFLOPS, CPU_TFLOPS = 50.0, 0.02  # sustained in training by a recent GPU, and by one thread of a CPU
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,14 @@ class Forecast:
     memory: float  # bytes per device
     disk: float  # bytes that stay
 
-    def hours(self, tflops: float) -> float:
-        """Device-hours at a sustained speed; a multiply-add is two operations."""
-        return 2 * (self.training + self.measuring) / (tflops * 1e12) / 3600
+    def seconds(self, tflops: float) -> float:
+        """Time on one device at a sustained speed; a multiply-add is two operations."""
+        return 2 * (self.training + self.measuring) / (tflops * 1e12)
+
+
+def usual_tflops() -> float:
+    """What this machine's devices sustain in training, roughly."""
+    return GPU_TFLOPS if torch.cuda.is_available() else CPU_TFLOPS * torch.get_num_threads()
 
 
 def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
@@ -37,7 +45,7 @@ def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
     Seeds take the same; what differs in length takes in proportion, and trials of a search keep no posteriors.
     """
     made: dict[tuple[str, Condition], tuple[Forecast, int]] = {}  # with their epochs
-    needs: dict[tuple[str, int | None], Estimate] = {}  # a network's, which takes longer to count
+    needs: dict[tuple[str, int | None], TrainingCost] = {}  # a network's, which takes longer to count
     for run in runs.values():
         if (kind := (str(run.method), run.condition)) not in made:
             try:
@@ -56,7 +64,7 @@ def _in_proportion(run: Run, found: Forecast, epochs: int) -> Forecast:
     return found if run.trial is None else replace(found, measuring=0.0, disk=FLOAT * found.parameters)
 
 
-def _forecast(run: Run, components: RunComponents, test_images: int, need: Estimate) -> Forecast:
+def _forecast(run: Run, components: RunComponents, test_images: int, need: TrainingCost) -> Forecast:
     classifier, networks = components.classifier, run.networks
     samplers = samplers_of(Ensemble([classifier] * networks) if networks > 1 else classifier, run.samplers)
     asked = [{"members": networks, **spec.settings} for spec in samplers]

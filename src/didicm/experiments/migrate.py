@@ -7,12 +7,11 @@ from typing import Any
 from didicm.experiments.spec import Condition, Method, Run
 from didicm.experiments.study_file import METHODS, QUESTION
 from didicm.settings import TrainConfig
-from didicm.values import override
+from didicm.values import override, renamed
 
 OLD_PLAN = "plan.json"
 
 _WORDS = {"asked mid-step": "midpoint", "asked at the start": "start", "free labels": "importance-sampled labels"}
-_SETTINGS = {"prediction": "parameterization", "redraw": "label_proposal", "query": "score_time"}
 _KEY = re.compile(r"_(?P<pixels>own|\d+)px-(?P<fraction>[^_]+)_(?P<corruption>[^_]+)_seed(?P<seed>\d+)_[0-9a-f]+$")
 
 
@@ -36,7 +35,7 @@ def migrate_result(old: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str,
     own["measurements"] = [dict(entry) for entry in own.pop("readings")]
     for entry in own["measurements"]:
         entry["sampler"], entry["group"] = _words(entry.pop("name")), _words(entry["group"])
-        entry["settings"], entry["scaled_metrics"] = _migrate_settings(entry["settings"]), entry.pop("tempered")
+        entry["settings"], entry["scaled_metrics"] = renamed(entry["settings"]), entry.pop("tempered")
     return own
 
 
@@ -49,7 +48,7 @@ def _make_comparison(plan: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, 
         "layout": "comparison",
         "methods": [vars(method) for method in {str(run.method): run.method for run in runs}.values()],
         "conditions": [vars(condition) for condition in dict.fromkeys(run.condition for run in runs)],
-        "samplers": [{**x, "settings": _migrate_settings(x["settings"])} for x in plan.get("readings", [])],
+        "samplers": [{**x, "settings": renamed(x["settings"])} for x in plan.get("readings", [])],
         "held_out": plan["settings"]["held_out"],
         "seeds": len({run.seed for run in runs}),
         "note": plan.get("note", ""),
@@ -60,9 +59,9 @@ def _migrate_study(plan: Mapping[str, Any]) -> dict[str, Any]:
     own = dict(plan["study"])
     own["methods"] = [vars(_method(label, plan)) for label in own.pop("contestants")]
     for old, new in (("readings", "samplers"), ("curves", "curves")):
-        own[new] = {_words(x): _migrate_settings(settings) for x, settings in own.pop(old, {}).items()}
-    own["settings"] = _migrate_settings(own.get("settings", {}))
-    own["by_fraction"] = {x: _migrate_settings(settings) for x, settings in own.get("by_fraction", {}).items()}
+        own[new] = {_words(x): renamed(settings) for x, settings in own.pop(old, {}).items()}
+    own["settings"] = renamed(own.get("settings", {}))
+    own["by_fraction"] = {x: renamed(settings) for x, settings in own.get("by_fraction", {}).items()}
     return {**own, "note": own.get("note") or plan.get("note", "")}
 
 
@@ -77,14 +76,14 @@ def _method(label: str, plan: Mapping[str, Any]) -> Method:
     kinds = {x.get("method") == "standard" for y, x in contestants.items() if y.endswith(f", {variant}")}
     if len(kinds) < 2:
         name, variant = line, ""
-    return Method(_words(name), _words(variant), size, recipe, _migrate_settings(own))
+    return Method(_words(name), _words(variant), size, recipe, renamed(own))
 
 
 def _run(key: str, label: str, plan: Mapping[str, Any]) -> Run:
     """The run that an old key stands for, with its full settings: its new key follows from them."""
     found = _KEY.search(key)
     if found is None:
-        raise ValueError(f"{key} is no run's key")
+        raise ValueError(f"{key} is not the key of a run")
     corruption = re.sub(r"-(\d+)(?=\+|$)", r":\1", found["corruption"])
     pixels = None if found["pixels"] == "own" else int(found["pixels"])
     condition = Condition(pixels, float(found["fraction"]), None if corruption == "none" else corruption)
@@ -92,20 +91,8 @@ def _run(key: str, label: str, plan: Mapping[str, Any]) -> Run:
     held_out, precision = settings.pop("held_out"), settings.pop("precision")
     own = {"seed": int(found["seed"]), "run.precision": precision, **condition.settings}
     overrides = plan["overrides"][f"{label}, {condition}"]
-    config = override(TrainConfig(), _migrate_settings(settings), _migrate_settings(overrides), own)
+    config = override(TrainConfig(), renamed(settings), renamed(overrides), own)
     return Run(_method(label, plan), condition, int(found["seed"]), config, held_out=held_out)
-
-
-def _migrate_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings by today's names, nested or dotted."""
-    new: dict[str, Any] = {}
-    for old, value in settings.items():
-        head, dot, last = old.rpartition(".")
-        value = "midpoint" if (last, value) == ("query", "middle") else value
-        new[head + dot + _SETTINGS.get(last, last)] = (
-            _migrate_settings(value) if isinstance(value, dict) else value
-        )
-    return new
 
 
 def _words(name: str) -> str:

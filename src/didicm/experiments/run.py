@@ -30,7 +30,7 @@ from didicm.experiments.tune import next_stage, trials_of
 from didicm.locks import LOCK, held
 from didicm.progress import ProgressDisplay
 from didicm.signals import interrupted
-from didicm.text import SafeConsole
+from didicm.text import SafeConsole, count
 from didicm.training.build import INDEX
 
 JOBS = "jobs"
@@ -113,7 +113,7 @@ def _run_stage(
                 close_run(folder)
                 progress.finish(result)
     except KeyboardInterrupt:
-        told = f"stopped; what is done is in {out}: the same command goes on from there"
+        told = f"stopped; what is done is in {out}: run the same command again to resume"
         console.print(told, markup=False)
         raise
 
@@ -124,7 +124,11 @@ def _read_done(out: Path) -> set[str]:
 
 
 def plan_runs(
-    study: Study, data: str | None, seeds: int | None, settings: Mapping[str, Any] | None, command: str = ""
+    study: Study,
+    data: str | None = None,
+    seeds: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    command: str = "",
 ) -> tuple[dict[str, Run], Plan]:
     """The runs of a study by key, and what is stored of them; two methods that are one training are a mistake."""
     data = data or study.data
@@ -156,7 +160,7 @@ def _check_folder(out: Path) -> Plan | None:
     plan = read_plan(out)
     others = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()
     if plan is None and others:
-        raise UserError(f"--out {out} is in use and holds no comparison: give another folder")
+        raise UserError(f"--out {out} is not empty and holds no comparison: give another folder")
     return plan
 
 
@@ -177,8 +181,9 @@ class StudyProgress:
     def __enter__(self) -> "StudyProgress":
         self._display.__enter__()
         if not self._display.console.is_terminal:
-            what = "trials of the search" if _are_trials(self._runs) else "trainings"
-            self._display.print(f"{len(self._runs)} {what}, {len(self._done)} of them done before")
+            what = count(len(self._runs), "trial" if _are_trials(self._runs) else "training")
+            done = f", {len(self._done)} of them done before" if self._done else ""
+            self._display.print(f"{what}{' of the search' if _are_trials(self._runs) else ''}{done}")
         self._watcher.start()
         return self
 

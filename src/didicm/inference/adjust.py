@@ -171,7 +171,9 @@ def _wanted(prior: Prior, names: Sequence[str], class_names: Sequence[str]) -> n
         raise UserError(f"prior must be uniform, training, or a frequency for every class, got {prior!r}")
     _check_known(class_names, list(prior), "prior")
     if missing := [name for name in names if name not in prior]:
-        raise UserError(f"the prior says nothing of class {missing[0]!r}: give every possible class its frequency")
+        raise UserError(
+            f"the prior has no frequency for class {missing[0]!r}: give every possible class its frequency"
+        )
     return np.array([coerce(prior[name], Positive, f"the prior of class {name!r}") for name in names])
 
 
@@ -187,7 +189,7 @@ def _coarser(taxonomy: Taxonomy, class_names: Sequence[str]) -> dict[str, str]:
             found[name] = coarse
     _check_known(class_names, list(found), "the taxonomy")
     if missing := [name for name in class_names if name not in found]:
-        raise UserError(f"the taxonomy misses class {missing[0]!r}: give each class a coarser name")
+        raise UserError(f"the taxonomy lacks class {missing[0]!r}: give each class a coarser name")
     return found
 
 

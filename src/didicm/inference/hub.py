@@ -19,18 +19,19 @@ from didicm.checkpoint import (
 from didicm.classifier import Ensemble, StandardClassifier
 from didicm.errors import UserError, reason
 from didicm.evaluation.calibration import Calibration, load_calibration
+from didicm.evaluation.metrics import MEANINGS
 from didicm.files import read_json, to_json
 
 CARD = "README.md"
 EVALUATIONS = "evaluation/*/metrics.json"  # below a run or a model directory
 MOST_CLASSES = 50  # that a card lists
-# Metrics of a card, by the hub's names and in words.
+# Metrics of a card, and the hub's names for them.
 METRICS = {
-    "cls/Acc": ("accuracy", "accuracy"),
-    "cls/NLL": ("nll", "negative log-likelihood, in nats"),
-    "cls/Brier": ("brier_score", "Brier score, 0 to 2"),
-    "cal/ECE": ("expected_calibration_error", "calibration error (ECE)"),
-    "sc/AURC": ("aurc", "area under risk over coverage"),
+    "cls/Acc": "accuracy",
+    "cls/NLL": "nll",
+    "cls/Brier": "brier_score",
+    "cal/ECE": "expected_calibration_error",
+    "sc/AURC": "aurc",
 }
 TAGS = ["image-classification", "uncertainty", "calibration", "discrete-diffusion", "didicm"]
 
@@ -167,11 +168,11 @@ def _eval_results(evaluations: Sequence[Mapping[str, Any]]) -> list[Any]:
             dataset_type="image-classification",
             dataset_name=_condition(evaluation),
             metric_type=metric,
-            metric_name=words,
+            metric_name=MEANINGS[ours][0],
             metric_value=evaluation["metrics"][ours],
         )
         for evaluation in evaluations
-        for ours, (metric, words) in METRICS.items()
+        for ours, metric in METRICS.items()
     ]
 
 
@@ -186,10 +187,10 @@ def _metrics_table(evaluation: Mapping[str, Any]) -> str:
         "| | value | 95 % interval |",
         "|---|---|---|",
     ]
-    for name, (_, words) in METRICS.items():
+    for name in METRICS:
         low, high = evaluation["intervals"].get(name, (None, None))
         interval = "" if low is None else f"{low:.4f} to {high:.4f}"
-        rows.append(f"| {words} | {evaluation['metrics'][name]:.4f} | {interval} |")
+        rows.append(f"| {MEANINGS[name][0]} | {evaluation['metrics'][name]:.4f} | {interval} |")
     for name, sets in evaluation["conformal"].items():
         share = f"coverage of {name.upper()} sets, {100 * sets['target']:g} % aimed at"
         rows.append(f"| {share}; {sets['mean_size']:.2f} classes each | {sets['coverage']:.4f} | |")

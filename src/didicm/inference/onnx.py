@@ -47,7 +47,7 @@ class Metadata:
         """As ONNX stores it; what is missing or unknown is an error."""
         metadata = cls(**{name: json.loads(text) for name, text in strings.items()})
         if metadata.format != FORMAT:
-            raise ValueError("its format is another than this version of didicm reads")
+            raise ValueError("this version of didicm does not read its format")
         return metadata
 
     @property
@@ -106,9 +106,11 @@ class OnnxPredictor:
             calibrated = "not calibrated" if metadata.temperature is None else "calibrated"
             scored = SCORE in (output.name for output in session.get_outputs())
             if scored != (metadata.outlier_threshold is not None):
-                raise ValueError("its outlier score and the threshold of that do not belong together")
+                raise ValueError("its outlier score and its threshold do not belong together")
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{path} is no model of didicm export ({reason(error)}): export it again") from error
+            raise UserError(
+                f"{path} is not a model that didicm export wrote ({reason(error)}): export it again"
+            ) from error
         note = f"{path}: as exported, {calibrated}"
         return cls(session, metadata, Path(path), conformal=conformal, note=note, **adjusting)
 
@@ -178,7 +180,7 @@ def _open_session(path: Path, device: str) -> Any:
     except ModuleNotFoundError as error:
         raise UserError(f'{path} needs ONNX Runtime: pip install "didicm[onnx]"') from error
     if not path.is_file():
-        raise UserError(f"{path} is no file: give one that didicm export wrote")
+        raise UserError(f"{path} is not a file: give one that didicm export wrote")
     known = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
     usable = [name for name, provider in known.items() if provider in onnxruntime.get_available_providers()]
     if device != "auto" and device not in usable:

@@ -66,7 +66,9 @@ def read_source(image: Source, transform: Callable[[Picture], T]) -> T:
     if isinstance(image, np.ndarray):
         image = _array_image(image)
     if not isinstance(image, (str, Path, bytes, Image.Image, Bands)) and not hasattr(image, "read"):
-        raise UserError(f"a {type(image).__name__} is no image: give a path, a file, bytes, a PIL image or pixels")
+        raise UserError(
+            f"{type(image).__name__} is not an image: give a path, a file, bytes, a PIL image or pixels"
+        )
     try:
         if isinstance(image, (Image.Image, Bands)):
             return transform(image)

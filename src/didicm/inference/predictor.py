@@ -41,7 +41,7 @@ class Predictor:
         taxonomy: Taxonomy | None = None,
     ) -> None:
         if calibration is not None and calibration.posterior != model.posterior:
-            raise UserError("the calibration was fitted with other settings: leave it or the settings out")
+            raise UserError("the calibration was fitted with other settings: omit the calibration or the settings")
         if calibration is not None and conformal not in calibration.conformal:
             raise UserError(f"conformal must be one of {', '.join(calibration.conformal)}, got {conformal!r}")
         self.model, self.calibration, self.conformal, self.note = model, calibration, conformal, note
@@ -143,6 +143,7 @@ class Predictor:
 
     def predict_batch(self, image: Tensor, *, trajectory: bool = False) -> list[Prediction]:
         """Predict images (B, C, H, W) that `read` made."""
+        self._check_shape(image)
         if trajectory:
             self.check_trajectory()
         classifier = self.model.classifier
@@ -179,6 +180,13 @@ class Predictor:
         if sampler is None or sampler.method == "readout":
             kind = "a standard classifier" if sampler is None else "sampler readout"
             raise UserError(f"{kind} answers in one network call: it has no trajectory over diffusion time")
+
+    def _check_shape(self, image: Tensor) -> None:
+        transform = self.model.transform
+        expected = (transform.channels, transform.size, transform.size)
+        if tuple(image.shape[1:]) != expected:
+            shape = ", ".join(map(str, expected))
+            raise UserError(f"a batch must be of shape (B, C, H, W) = (B, {shape}), got {tuple(image.shape)}")
 
     def _outliers(self, posterior: Posterior) -> Outliers | None:
         rule = None if self.calibration is None else self.calibration.outliers

@@ -157,7 +157,7 @@ def _from_timm(name: str, pretrained: bool, **arguments: Any) -> nn.Module:
         return timm.create_model(name, pretrained=True, **arguments)
     except Exception as error:  # of the hub's client, of its HTTP library, and timm's own
         raise ValueError(
-            f"the pretrained weights of {name} cannot be had ({reason(error)}): give a file as model_args.weights"
+            f"pretrained weights of {name} are not available ({reason(error)}): give a file as model_args.weights"
         ) from error
 
 
@@ -175,7 +175,7 @@ def _ask_hub(name: str) -> None:
         return  # it answers: timm knows the other names
     except Exception as error:  # its HTTP library's own kinds
         raise ValueError(
-            f"the pretrained weights of {name} are not on this computer and the hub cannot be asked for them "
+            f"the pretrained weights of {name} are not on this computer and the hub cannot be reached "
             f"({reason(error)}): connect to the network, or give a file as model_args.weights"
         ) from error
 

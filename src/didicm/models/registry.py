@@ -80,7 +80,7 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
         raise UserError(f"unknown model {name!r}: {did_you_mean(name, _NETWORKS)}")
     allowed = sorted(set(inspect.signature(_NETWORKS[name][0]).parameters) - {"architecture"})
     if unknown := sorted(set(arguments).difference(allowed)):
-        raise UserError(f"model {name} has no argument {unknown[0]!r}: it takes {', '.join(allowed)}")
+        raise UserError(f"model {name} has no argument {unknown[0]!r}: {did_you_mean(unknown[0], allowed)}")
     try:
         return timm.create_model(name, **arguments)
     except ValueError as error:

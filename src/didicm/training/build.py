@@ -28,6 +28,7 @@ from didicm.errors import UserError, did_you_mean
 from didicm.models import Cost, baseline_name, cost, create_model
 from didicm.models.backbone import Backbone
 from didicm.settings import TrainConfig
+from didicm.text import count
 from didicm.training.devices import check_names, fixed_statistics, is_sharded
 from didicm.values import coerce
 
@@ -181,12 +182,12 @@ def check_settings(config: TrainConfig) -> None:
     known = [str(optimizer) for optimizer in list_optimizers()]
     if name.removeprefix("lookahead_") not in known:
         raise UserError(
-            f"optimizer.name {config.optimizer.name!r} is none of timm's optimisers: {did_you_mean(name, known)}"
+            f"optimizer.name {config.optimizer.name!r} is not an optimiser of timm's: {did_you_mean(name, known)}"
         )
     if config.optimizer.scale_lr and config.fraction > 1:
         raise UserError("optimizer.scale_lr needs fraction as a part of the images, not as a number of them")
     if config.optimizer.ema is not None and is_sharded(config.run):
-        raise UserError("optimizer.ema does not go with fsdp, which splits the weights: leave one of them out")
+        raise UserError("optimizer.ema does not work with fsdp, which splits the weights: leave one of them out")
     if (cycles := config.optimizer.snapshots) and config.epochs % cycles:
         raise UserError(f"optimizer.snapshots {cycles} needs equal cycles: make epochs a multiple of {cycles}")
 
@@ -216,8 +217,8 @@ def check_batches(config: TrainConfig, components: RunComponents, world_size: in
     share, rest = divmod(config.batch_size, world_size * config.accumulate)
     if rest or not share:
         raise UserError(
-            f"batch_size {config.batch_size} does not split evenly over {world_size} processes and "
-            f"{config.accumulate} parts: choose a multiple of {world_size * config.accumulate}"
+            f"batch_size {config.batch_size} does not split evenly over {count(world_size, 'process')} and "
+            f"{count(config.accumulate, 'part')}: choose a multiple of {world_size * config.accumulate}"
         )
     if len(components.train) < config.batch_size:
         raise UserError(
@@ -235,8 +236,8 @@ def training_multiply_adds(config: TrainConfig, components: RunComponents, price
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What a run will take."""
+class TrainingCost:
+    """What a training will take."""
 
     steps_per_epoch: int
     cost: Cost
@@ -244,14 +245,14 @@ class Estimate:
     activations_mb: float  # kept for the backward pass of one process's batch
 
 
-def estimate(config: TrainConfig, components: RunComponents, world_size: int) -> Estimate:
+def estimate(config: TrainConfig, components: RunComponents, world_size: int) -> TrainingCost:
     """Work out steps, multiply-adds and memory per process."""
     model, size = components.classifier.model, components.eval_transform.size
     copies = 4 + (config.optimizer.ema is not None)  # weights, gradients, and two moments
     per_image = _saved_bytes(components, 3) - _saved_bytes(components, 2)  # the weights cancel
     if config.run.precision.endswith("-mixed"):
         per_image //= 2  # all but a few per cent of it is kept in half precision
-    return Estimate(
+    return TrainingCost(
         steps_per_epoch=len(components.train) // config.batch_size,
         cost=cost(model, size),
         weights_mb=copies * sum(p.numel() * 4 for p in model.parameters()) / 2**20,
@@ -280,7 +281,7 @@ def _checkpoint_gradients(network: nn.Module) -> None:
     try:
         network.set_grad_checkpointing(True)  # type: ignore[operator]
     except (AttributeError, AssertionError) as error:  # how those of timm refuse that cannot
-        raise UserError("run.grad_checkpointing: this network cannot do that, leave it out") from error
+        raise UserError("this network does not support run.grad_checkpointing: leave it out") from error
 
 
 def _process(config: TrainConfig, num_classes: int) -> UniformProcess:

@@ -24,6 +24,7 @@ def make_fabric(config: RunConfig) -> Fabric:
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or config.devices
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", 0)) or config.nodes
     strategy: Any = config.strategy
+    _check_accelerator(config.accelerator)
     if is_sharded(config):
         count = devices if isinstance(devices, int) else max(1, torch.cuda.device_count())
         strategy = ModelParallelStrategy(_shard, data_parallel_size=count * nodes, tensor_parallel_size=1)
@@ -37,7 +38,7 @@ def make_fabric(config: RunConfig) -> Fabric:
         )
     except Exception as error:  # fabric's own, and those of the libraries a device needs
         raise UserError(
-            f"run.accelerator, devices, strategy and precision cannot be used so here: {reason(error)}"
+            f"run.accelerator, devices, strategy or precision does not work here ({reason(error)}): change it"
         ) from error
 
 
@@ -49,6 +50,15 @@ def check_names(config: RunConfig) -> None:
     ):
         if given not in known:
             raise UserError(f"there is no run.{name} {given!r}: {did_you_mean(given, known)}")
+
+
+def _check_accelerator(name: str) -> None:
+    """Refuse a kind of device that is not here."""
+    here = {known for known in ACCELERATOR_REGISTRY if ACCELERATOR_REGISTRY[known]["accelerator"].is_available()}
+    if name != "auto" and not here & ({"cuda", "mps"} if name == "gpu" else {name}):
+        raise UserError(
+            f"run.accelerator {name}: there is no {name.upper()} device here; available: {', '.join(sorted(here))}"
+        )
 
 
 def is_sharded(config: RunConfig) -> bool:

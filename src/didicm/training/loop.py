@@ -117,11 +117,11 @@ def _train(
     compiled = cast(nn.Module, torch.compile(loss_module)) if config.run.compile else loss_module
     module = fabric.setup_module(compiled)
     # After `setup_module`: sharding makes other parameters.
-    plain_optimizer = make_optimizer(config, classifier.model)
+    torch_optimizer = make_optimizer(config, classifier.model)
     if optimizer_state is not None:
-        plain_optimizer.load_state_dict(scatter(optimizer_state, plain_optimizer))
-    optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(plain_optimizer))
-    scheduler = make_scheduler(config, plain_optimizer, steps_per_epoch, total_steps)
+        torch_optimizer.load_state_dict(scatter(optimizer_state, torch_optimizer))
+    optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(torch_optimizer))
+    scheduler = make_scheduler(config, torch_optimizer, steps_per_epoch, total_steps)
     if resumed and fabric.is_global_zero:
         console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
 
@@ -164,7 +164,7 @@ def _train(
                 numbers = None
                 if read:
                     numbers = {"loss": sum(x.item() for x in losses), "gradient_norm": norm.item()}
-                    numbers["lr"] = plain_optimizer.param_groups[0]["lr"]
+                    numbers["lr"] = torch_optimizer.param_groups[0]["lr"]
                 tracker.step(progress.step, epoch + 1, config.batch_size, numbers)
                 if on_step is not None:
                     on_step(progress.step, total_steps)

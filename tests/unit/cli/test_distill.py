@@ -97,7 +97,7 @@ def test_an_ensemble_teaches_too(teacher, student, tmp_path):
     [
         ([], "needs RUN, the teacher"),
         (["{run}"], "no --out"),
-        (["{run}/best", "--out=x"], "is no run whose settings a student could take: add --recipe or --config"),
+        (["{run}/best", "--out=x"], "is not a run whose settings a student could take: add --recipe or --config"),
         (["{run}", "--out=x", "--image.size=16"], "image.size is 16, but teacher .* sees 8 pixels"),
         (["{run}", "--out=x", "--teacher-sampler.step=2"], "did you mean steps"),
         (["{run}", "--out=x", "--sampler.method=cp"], "with mask 1 .* set sampler readout"),

@@ -56,7 +56,15 @@ def test_shards_fill_a_folder_of_csv(model, folder, tmp_path, works):
 
 def test_nothing_readable_is_a_failure(model, tmp_path, capsys):
     (tmp_path / "gone.png").symlink_to("nowhere")
-    command = ["predict", str(model), str(tmp_path / "gone.png"), "--out", str(tmp_path / "x.csv"), "--workers", "0"]
+    command = [
+        "predict",
+        str(model),
+        str(tmp_path / "gone.png"),
+        "--out",
+        str(tmp_path / "x.csv"),
+        "--workers",
+        "0",
+    ]
     assert main(command) == 2
     assert (tmp_path / "x.csv").read_text().splitlines()[1].endswith("no such file")
 
@@ -89,15 +97,15 @@ def test_a_dry_run_says_what_many_images_would_take(model, folder, tmp_path, wor
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--shard", "1/2"], "--shard is for rows in a file: say where, by --out"),
+        (["--shard", "1/2"], "--shard is for rows in a file: say where with --out"),
         (["--all-probs"], "--all-probs is for rows in a file"),
         (["--out", "x", "--shard", "half"], "--shard must be i/n with i from 1 to n, as in 2/8, got 'half'"),
         (["--out", "x", "--shard", "3/2"], "--shard must be i/n"),
         (["--out", "x", "--csv", "--parquet"], "--parquet and --csv are two formats: choose one"),
         (["--out", "x.csv", "--parquet"], "--out x.csv ends in .csv, but parquet was asked for"),
-        (["--out", "x", "--actors", "2"], "--actors are Ray's"),
+        (["--out", "x", "--actors", "2"], "--actors is for Ray"),
         (["--out", "x", "--engine", "spark"], "--engine must be one of local, ray"),
-        (["--out", "x", "--trajectory", "t.png"], "--trajectory draws a few images"),
+        (["--out", "x", "--trajectory", "t.png"], "omit either --trajectory or --out"),
         (["--out", "/proc/x/y"], "/proc/x/y cannot be written"),
         (["--out", "x", "--top", "0"], "--top must be at least 1"),
     ],

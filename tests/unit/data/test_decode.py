@@ -87,7 +87,7 @@ def turned():
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_images_that_are_read_stay_within_300_mb(name, peak, tmp_path, monkeypatch):
-    monkeypatch.setattr("didicm.data.limits.MEMORY", MEMORY // 4)  # a quarter is as telling, and faster
+    monkeypatch.setattr("didicm.data.limits.MEMORY", MEMORY // 4)  # a quarter is as informative, and faster
     (tmp_path / "image").write_bytes(ACCEPTED[name]())
     used, answer = peak(lambda: seen(tmp_path / "image"))
     assert answer == "(3, 224, 224)"
@@ -136,7 +136,7 @@ def test_conversion_by_parts_changes_nothing(mode, picture, monkeypatch):
 def test_pixels_that_are_no_numbers_are_refused():
     values = np.zeros((4, 4), dtype=np.float32)
     values[1, 2] = np.nan
-    with pytest.raises(UserError, match="no numbers"):
+    with pytest.raises(UserError, match="not numbers"):
         to_channels(Image.fromarray(values), 3)
 
 

@@ -60,8 +60,8 @@ def test_a_confusion_matrix_says_who_is_taken_for_whom(confusion):
     ("lines", "told"),
     [
         (["ant,bee", "1,2"], "has no column 'label'"),
-        (["label,ant,wasp", "ant,1,0"], "has 'wasp', which is no class of the data"),
-        (["label,ant", "beee,1"], "has 'beee', which is no class of the data: did you mean bee"),
+        (["label,ant,wasp", "ant,1,0"], "has 'wasp', which is not a class of the data"),
+        (["label,ant", "beee,1"], "has 'beee', which is not a class of the data: did you mean bee"),
         (["label,ant", "ant,1", "bee,1", "cat,0", "dog,1"], "does not say how 'cat' is labelled"),
         (["label,ant", "ant,-1"], "has '-1' for 'ant' labelled as 'ant'; it must be a number, 0 or more"),
     ],

@@ -53,7 +53,13 @@ def test_a_list_names_one_source_per_line_as_it_is(tmp_path, write, shard):
     lines = [b"%s\n" % os.fsencode(path) for path in (tmp_path / "folder", shard)]
     lines += [b"\n", b"gone[1].png\r\n", b"odd-\xff.png"]
     members = [f"{shard}:x/{i}.png" for i in range(3)]
-    expected = [str(tmp_path / "folder" / "0.png"), *members, "gone[1].png", "odd-�.png", str(tmp_path / "last.png")]
+    expected = [
+        str(tmp_path / "folder" / "0.png"),
+        *members,
+        "gone[1].png",
+        "odd-�.png",
+        str(tmp_path / "last.png"),
+    ]
     write(tmp_path / "last.png")
     assert names("-", tmp_path / "last.png", lines=lines) == expected
     (tmp_path / "empty").mkdir()

@@ -88,16 +88,16 @@ def test_deep_arrays_are_scaled_by_the_range_of_their_type():
     ("data", "says"),
     [
         (npy(np.zeros((4, 4, 33), np.uint8)), "at most 32 channels"),
-        (npy(np.zeros((4,), np.uint8)), "no image"),
-        (npy(np.zeros((0, 4), np.uint8)), "no image"),
-        (npy(np.zeros((4, 4), complex)), "no image"),
-        (npy(np.array([["a"]])), "no image"),
-        (npy(np.array([[{}]]), allow_pickle=True), "no image"),  # never unpickled
-        (npy(np.full((4, 4, 5), np.nan)), "no numbers"),
+        (npy(np.zeros((4,), np.uint8)), "not an image"),
+        (npy(np.zeros((0, 4), np.uint8)), "not an image"),
+        (npy(np.zeros((4, 4), complex)), "not an image"),
+        (npy(np.array([["a"]])), "not an image"),
+        (npy(np.array([[{}]]), allow_pickle=True), "not an image"),  # never unpickled
+        (npy(np.full((4, 4, 5), np.nan)), "not numbers"),
         (npy(np.zeros((8, 8, 5), np.uint8))[:-1], "pixels are missing"),
         (npy(np.zeros((8, 8, 5), np.uint8)).replace(b"(8, 8, 5)", b"(8,8**9,5"), "header of the array is damaged"),
         (npy(np.zeros((4, 4), np.uint8)).replace(b"(4, 4)", b"(99999,99999)")[:200], "MB allowed"),
-        (npy(np.zeros((4, 4), np.uint8)).replace(b"(4, 4)", b"(-4, -4)"), "no image"),
+        (npy(np.zeros((4, 4), np.uint8)).replace(b"(4, 4)", b"(-4, -4)"), "not an image"),
         (b"\x93NUMPY\x03\x00" + b"x" * 90, "header of the array is damaged"),
         (tiff_bytes(noise((8, 8, 33))), "at most 32"),
         (tiff_bytes(noise((8, 8, 5), "float32"), deflate=True, predictor=True), "predictor 2 is not read"),

@@ -138,7 +138,7 @@ def test_groups_by_column_and_by_expression(folder, table):
     assert open_data(str(folder), labels=file, group_by="who").train.groups.tolist() == list("abab")
     found = open_data(str(folder), labels=file, group_by=r"([a-z])\.png$").train.groups
     assert found.tolist() == ["a", "b", "c", "d"]
-    with pytest.raises(DataError, match=r"'scanner' is no column here, .* does not match .*a.png"):
+    with pytest.raises(DataError, match=r"'scanner' is not a column here, .* does not match .*a.png"):
         open_data(str(folder), labels=file, group_by="scanner")
     with pytest.raises(DataError, match="neither a column nor a regular expression"):
         open_data(str(folder), labels=file, group_by="(")

@@ -145,9 +145,9 @@ def test_calls_and_multiply_adds_count_the_views(classifiers):
 
 def test_what_does_not_go_together_is_refused(classifiers, tiny_network):
     image = some(2)
-    with pytest.raises(UserError, match=r"knows no views of an image: train one with augment\.pad"):
+    with pytest.raises(UserError, match=r"has no views of an image: train one with augment\.pad"):
         StandardClassifier(tiny_network(1, "didirn8_baseline")).posterior(image, views=2)
-    with pytest.raises(UserError, match="knows no views"):
+    with pytest.raises(UserError, match="has no views"):
         DiffusionClassifier(tiny_network()).resolve(views=2)
     with pytest.raises(UserError, match=r"leave it out, or sampler\.views"):
         classifiers["cp"].posterior(image, views=2, tolerance=0.1)
@@ -189,7 +189,7 @@ def test_models_that_store_no_views_load(classifiers, tmp_path):
     path.write_text(json.dumps({key: value for key, value in config.items() if key != "views"}))
     classifier = load(tmp_path).classifier
     assert torch.equal(classifier(some()), classifiers["standard"](some()))
-    with pytest.raises(UserError, match="knows no views"):
+    with pytest.raises(UserError, match="has no views"):
         classifier.posterior(some(), views=8)
     for wrong in ({"shift": -1}, {"fill": [1.0]}, {"rotate": 3}, 7):
         path.write_text(json.dumps({**config, "views": wrong}))

@@ -33,9 +33,9 @@ def test_too_few_images_are_refused_before_the_work(model, images, tmp_path, mak
     for asked, says in (
         (
             {"data": few},
-            "alpha 0.1 need at least 9 held-out images to fit on, got 7: give more images or a larger alpha",
+            "alpha 0.1 need at least 9 held-out images, got 7: give more images or a larger alpha",
         ),
-        ({"data": images, "alpha": 0.01}, "need at least 99 held-out images to fit on, got 30"),
+        ({"data": images, "alpha": 0.01}, "need at least 99 held-out images, got 30"),
         (
             {"data": images, "alpha": 0.05, "per_class": True},
             "at least 19 held-out images of every class, such as ant,",
@@ -50,7 +50,7 @@ def test_missing_classes_and_a_temperature_that_does_harm_are_told(model, tmp_pa
     two = str(make_folder(tmp_path / "two", classes=("ant", "bee"), count=20, size=(8, 8)))
     notes = calibrate(model, two, **QUICK).notes
     assert f"{two} has no image to fit on of class cat: of those the calibration knows nothing" in notes
-    monkeypatch.setattr(fitting, "fit_temperature", lambda *_: Temperature(0.05, 1.0, 1.0, 20, None))
+    monkeypatch.setattr(fitting, "fit_temperature", lambda *_: Temperature(0.05, None))
     (note,) = [note for note in calibrate(model, two, **QUICK).notes if "worse" in note]
     assert note.startswith("the temperature made the NLL of the other images worse")
 
@@ -67,7 +67,7 @@ def test_few_images_get_the_weak_prior_of_the_studies(model, images):
 def test_a_calibration_from_more_images_is_replaced_only_if_that_is_said(model, images, tmp_path, make_folder):
     fewer = str(make_folder(tmp_path / "fewer", classes=("ant", "bee", "cat"), count=8, size=(8, 8)))
     calibrate(model, images, **QUICK)
-    with pytest.raises(UserError, match="a calibration from 30 images, more than these 12: --replace replaces it"):
+    with pytest.raises(UserError, match="a calibration from 30 images, more than these 12: add --replace"):
         calibrate(model, fewer, **QUICK)
     assert load_calibration(model).fitted_on["images"] == 30
     calibrate(model, fewer, replace=True, **QUICK)

@@ -250,7 +250,7 @@ def test_bad_requests_are_one_sentence():
     probs, labels = simulate(8, 3, seed=0)
     u = torch.zeros(8)
     for call, message in (
-        (lambda: fit_lac(probs, labels, 0.1), "need at least 9 held-out images to fit on, got 8"),
+        (lambda: fit_lac(probs, labels, 0.1), "need at least 9 held-out images, got 8"),
         (lambda: fit_aps(probs, labels, 0.01), "need at least 99 held-out images"),
         (
             lambda: fit_lac(probs, labels, 0.3, per_class=True),

@@ -104,7 +104,7 @@ def test_a_file_without_our_tensors_is_refused(stored):
 
 def test_a_missing_file_is_one_sentence(tmp_path):
     for path in (tmp_path / "none.safetensors", tmp_path):
-        with pytest.raises(UserError, match="is no file"):
+        with pytest.raises(UserError, match="is not a file"):
             load_posteriors(path)
 
 

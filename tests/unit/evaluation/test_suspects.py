@@ -41,17 +41,17 @@ def test_the_labels_that_a_model_doubts_come_first(tmp_path, make_checkpoint, so
                  f"--check-labels={tmp_path / 'model'}", f"--examples={tmp_path / 'x.png'}"])  # fmt: skip
     printed = capsys.readouterr().out
     assert code in (0, 1)
-    assert f"{len(expected)} labels are doubtful" in printed
+    assert f"doubts {len(expected)} of " in printed
     assert str(suspects[0]) in printed
-    assert "not ranked" not in printed
+    assert "cannot check" not in printed
 
 
-def test_images_of_the_training_are_not_ranked_and_that_is_said(tmp_path, save_model, make_folder, capsys):
+def test_images_of_the_training_are_not_checked_and_that_is_said(tmp_path, save_model, make_folder, capsys):
     save_model(tmp_path / "model")
     for split, count in (("train", 5), ("val", 3)):
         make_folder(tmp_path / "images" / split, classes=NAMES, count=count, size=(8, 8))
     asked = [tmp_path / "images", "--check-labels", tmp_path / "model", "--examples", tmp_path / "x.png"]
     main(["doctor", *map(str, asked)])  # which has problems to tell: tiny classes, equal images
     printed = capsys.readouterr().out
-    assert "on 9 images validation split of" in printed
-    assert "The other 15 images are not ranked: the model has learnt their labels" in printed
+    assert " of 9 labels (validation split of " in printed
+    assert "It cannot check the other 15 labels: it has learned them" in printed

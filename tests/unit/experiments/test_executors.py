@@ -49,7 +49,7 @@ def workers_of(pid):
     return found
 
 
-def spoil(trainings, run):
+def corrupt(trainings, run):
     """Make a run fail with a sentence; returns the file to delete."""
     path = trainings / "runs" / run.key / "trained.json"
     path.parent.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_a_mistake_that_one_of_several_processes_finds_is_kept_for_the_one_that_
 
 def test_ray_carries_out_a_study_until_a_run_fails(tiny, whole, tmp_path, numbers_of):
     study = tiny(seeds=1)
-    spoil(tmp_path, study.runs("fashion-mini", 1)[1])
+    corrupt(tmp_path, study.runs("fashion-mini", 1)[1])
     with pytest.raises(UserError, match=r"DiDiCM, 7 px, 5 % of the images, seed 0: .*trained.json is damaged"):
         run_study(study, tmp_path / "out", trainings=tmp_path, executor="ray")
     (done,) = numbers_of(tmp_path / "out")
@@ -148,13 +148,13 @@ def test_submitit_tells_of_a_failed_job_while_others_go_on_and_nothing_is_traine
     tiny, whole, tmp_path, numbers_of
 ):
     study, out = tiny(seeds=1), tmp_path / "out"
-    spoilt = spoil(tmp_path, study.runs("fashion-mini", 1)[1])
+    corrupted = corrupt(tmp_path, study.runs("fashion-mini", 1)[1])
     console = Console(record=True, width=500)
     failed = r"job \w+ failed \(DiDiCM, 7 px.*, seed 0: .*trained.json is damaged.*: see .*_log.err"
     with pytest.raises(UserError, match=failed):
         run_study(study, out, trainings=tmp_path, executor="submitit-local", jobs=2, console=console)
     assert "submitted 2 jobs, which go on if this stops" in console.export_text()
-    spoilt.unlink()
+    corrupted.unlink()
     run_study(study, out, trainings=tmp_path)  # the other job may be waiting, at it, or done
     assert len(numbers_of(out)) == 2
     assert all(numbers in numbers_of(whole) for numbers in numbers_of(out))
@@ -188,8 +188,8 @@ def test_no_two_jobs_share_a_gpu():
     ("name", "options", "message"),
     [
         ("local", {"slurm_partition": "gpu"}, "--cluster is for --executor slurm or ray"),
-        ("submitit-local", {"speed": 3}, "--executor submitit-local cannot be used so .*speed"),
-        ("slurm", {}, "--executor slurm cannot be used so .*"),  # there is none here
+        ("submitit-local", {"speed": 3}, "--executor submitit-local does not work with these options .*speed"),
+        ("slurm", {}, "--executor slurm does not work with these options .*"),  # there is none here
     ],
 )
 def test_wrong_options_are_one_sentence_before_anything_runs(name, options, message, tmp_path):

@@ -109,7 +109,7 @@ def test_a_schedulers_signal_saves_the_training_and_frees_the_folder(stop, tiny,
     console = Console(record=True, width=500)
     with meanwhile(training, lambda: os.kill(os.getpid(), stop)), pytest.raises(KeyboardInterrupt):
         run_study(tiny({"epochs": 100_000}), tmp_path, console=console)
-    assert "the same command goes on" in console.export_text()
+    assert "run the same command again to resume" in console.export_text()
     assert list(tmp_path.glob("runs/*/state/*"))
     with held(tmp_path):
         pass
@@ -238,7 +238,7 @@ def test_the_plan_is_on_disk_before_the_first_result(tiny, whole):
 
 def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="in use and holds no comparison"):
+    with pytest.raises(UserError, match="not empty and holds no comparison"):
         run_study(tiny(), tmp_path)
     assert os.listdir(tmp_path) == ["thesis.txt"]
 

@@ -12,7 +12,14 @@ from didicm.experiments.results import read_results
 from didicm.experiments.spec import Condition, Run
 from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study, make_study
 
-GIVEN = ("finetune-cpu", "fair-cpu", "labels-cpu", "steps-cpu", "ensembles-cpu", "training-cpu")  # on images that do not ship
+GIVEN = (
+    "finetune-cpu",
+    "fair-cpu",
+    "labels-cpu",
+    "steps-cpu",
+    "ensembles-cpu",
+    "training-cpu",
+)  # on images that do not ship
 SMALL = {
     "name": "mine",
     "title": "A study",

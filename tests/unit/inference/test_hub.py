@@ -39,7 +39,7 @@ def test_a_model_its_calibration_and_a_card(hub, calibrated_model, tmp_path, mak
     assert about["library_name"] == "didicm"
     measured = json.loads(next(run.glob("evaluation/*/metrics.json")).read_text())
     told = {x["type"]: x["value"] for x in about["model-index"][0]["results"][0]["metrics"]}
-    assert told == {name: measured["metrics"][ours] for ours, (name, _) in METRICS.items()}
+    assert told == {name: measured["metrics"][ours] for ours, name in METRICS.items()}
     for words in (
         f"| accuracy | {measured['metrics']['cls/Acc']:.4f} |",
         "12 images: all of photos",
@@ -77,7 +77,7 @@ def test_nothing_is_sent_that_does_not_load(hub, save_model, tmp_path, monkeypat
     with pytest.raises(UserError, match="write hf://owner/name"):
         push(model, "owner")
     (model / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(UserError, match="damaged or no safetensors file"):
+    with pytest.raises(UserError, match="damaged or not a safetensors file"):
         push(model, "hf://owner/name")
     assert hub == {}
     model = save_model(tmp_path / "model")

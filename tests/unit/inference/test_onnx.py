@@ -48,7 +48,7 @@ def test_mistakes_are_told_in_a_sentence(predictor, onnx_model, tmp_path, pictur
         predictor(b"text")
     with pytest.raises(UserError, match="batch_size must be at least 1"):
         predictor([picture(0)], batch_size=0)
-    with pytest.raises(UserError, match=r"nothing\.onnx is no file"):
+    with pytest.raises(UserError, match=r"nothing\.onnx is not a file"):
         OnnxPredictor.load(tmp_path / "nothing.onnx")
     with pytest.raises(UserError, match="device tpu cannot be used by this ONNX Runtime: try cpu"):
         OnnxPredictor.load(onnx_model, "tpu")
@@ -64,7 +64,7 @@ def test_mistakes_are_told_in_a_sentence(predictor, onnx_model, tmp_path, pictur
     [
         ({"class_names": None}, "class_names"),
         ({"format": "99"}, "format"),
-        ({"transform": "{"}, "no model of didicm"),
+        ({"transform": "{"}, "not a model that didicm export wrote"),
     ],
 )
 def test_a_file_of_somebody_elses_is_refused(changes, says, onnx_model, tmp_path):

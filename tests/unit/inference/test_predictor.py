@@ -157,8 +157,8 @@ def test_bytes_files_arrays_and_tensors_are_images_too(folder, picture):
         (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "give a list of such images"),
         (b"no image", "the bytes given cannot be read as an image"),
         (io.BytesIO(b""), "the BytesIO given cannot be read as an image"),
-        (None, "NoneType is no image: give a path"),
-        ({"a": 1}, "dict is no image"),
+        (None, "NoneType is not an image: give a path"),
+        ({"a": 1}, "dict is not an image"),
     ],
     ids=lambda x: type(x).__name__,
 )
@@ -167,3 +167,9 @@ def test_what_is_no_image_is_refused_in_one_sentence(wrong, says, folder):
         Predictor.load(folder)(wrong)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 3, 8, 8), (2, 1, 8, 9)])
+def test_a_batch_of_another_shape_is_refused_in_one_sentence(shape, folder):
+    with pytest.raises(UserError, match=r"a batch must be of shape \(B, C, H, W\) = \(B, 1, 8, 8\), got \("):
+        Predictor.load(folder).predict_batch(torch.zeros(shape))

@@ -236,7 +236,8 @@ def test_a_frozen_backbone_does_not_move():
     ("name", "arguments", "says"),
     [
         ("didirn19", {}, "unknown model 'didirn19': did you mean didirn1"),
-        ("didirn18", {"depth": 3}, "no argument 'depth': it takes"),
+        ("didirn18", {"depth": 3}, "no argument 'depth': choose one of"),
+        ("didirn18", {"widht": 3}, "no argument 'widht': did you mean width?"),
         ("didirn18", {"architecture": 3}, "no argument 'architecture'"),
         ("didirn18", {"stem": "big"}, "stem must be one of resnet, small, tiny"),
         ("didirn18", {"layout": "new"}, "layout must be"),

@@ -184,6 +184,6 @@ def test_without_a_hub_one_sentence_says_what_to_do(monkeypatch, tmp_path, fails
     ]
     for extra in ([], ["--dry-run"]):
         told = fails("train", *flags, *extra)
-        assert f"the pretrained weights of {TINY} are not on this computer and the hub cannot be asked" in told
+        assert f"the pretrained weights of {TINY} are not on this computer and the hub cannot be reached" in told
         assert "give a file as model_args.weights" in told
     assert not (tmp_path / "run" / "config.yaml").exists()

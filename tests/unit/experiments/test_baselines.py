@@ -13,7 +13,7 @@ from didicm.experiments.results import read_results
 from didicm.experiments.run import run_study
 from didicm.report.records import Entry
 
-OPPONENTS = {
+BASELINES = {
     "seeds": 1,
     "methods": [
         {"name": "standard", "method": "standard"},
@@ -25,9 +25,9 @@ OPPONENTS = {
 
 @pytest.fixture(scope="module")
 def fought(tiny, tmp_path_factory):
-    """Folder of a study with opponents at the same inference cost."""
+    """Folder of a study with baselines at the same inference cost."""
     out = tmp_path_factory.mktemp("fought")
-    run_study(tiny(**OPPONENTS), out)
+    run_study(tiny(**BASELINES), out)
     return out
 
 
@@ -47,14 +47,14 @@ def test_views_and_ensembles_are_measured_with_what_they_cost(tiny, fought):
     # Two epochs of 80 of the 90 images, forward and twice that backward.
     assert single.train_multiply_adds == 3 * once.multiply_adds * 2 * 80
     assert ensemble.train_multiply_adds == 2 * single.train_multiply_adds
-    expected = forecast({run.key: run for run in tiny(**OPPONENTS).runs("fashion-mini", 1)})
+    expected = forecast({run.key: run for run in tiny(**BASELINES).runs("fashion-mini", 1)})
     for result in (single, ensemble):
         assert expected[result.key].multiply_adds == result.measurements[0].multiply_adds
         assert expected[result.key].training == result.train_multiply_adds
 
 
 def test_members_see_the_same_images_with_other_weights(tiny, fought):
-    run = tiny(**OPPONENTS).runs("fashion-mini", 1)[1]
+    run = tiny(**BASELINES).runs("fashion-mini", 1)[1]
     assert [(config.seed, config.image_seed) for config in run.members] == [(0, 0), (1000, 0)]
     one, other = (prepare(replace(run, config=config), fought)[0] for config in run.members)
     assert [one.train.name(i) for i in range(90)] == [other.train.name(i) for i in range(90)]
@@ -63,7 +63,7 @@ def test_members_see_the_same_images_with_other_weights(tiny, fought):
 
 
 def test_an_ensemble_that_was_interrupted_goes_on(tiny, fought, tmp_path, monkeypatch):
-    study, train, trained = tiny(**{**OPPONENTS, "methods": OPPONENTS["methods"][1:]}), execute.train, []
+    study, train, trained = tiny(**{**BASELINES, "methods": BASELINES["methods"][1:]}), execute.train, []
 
     def stop_at_the_second(config, **options):
         if len(trained) == 1:
@@ -100,7 +100,7 @@ def test_snapshots_of_one_training_are_measured_as_an_ensemble(tiny, tmp_path):
 
 
 def test_names_and_mistakes(tiny):
-    study = tiny(**OPPONENTS)
+    study = tiny(**BASELINES)
     single, ensemble = study.methods
     assert str(Entry(single, "1 call")) == "standard"
     assert str(Entry(single, "3 views")) == "standard, 3 views"
@@ -108,6 +108,6 @@ def test_names_and_mistakes(tiny):
     trial = replace(study.runs("fashion-mini", 1)[1], trial=0)
     assert len(trial.members) == 1
     with pytest.raises(UserError, match="a standard classifier has no steps"):
-        tiny(**{**OPPONENTS, "baseline_samplers": {"x": {"steps": 2}}})
+        tiny(**{**BASELINES, "baseline_samplers": {"x": {"steps": 2}}})
     with pytest.raises(UserError, match="members must be at least 1"):
         tiny(methods=[{"name": "standard", "method": "standard", "members": 0}])
