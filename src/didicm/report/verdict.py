@@ -128,9 +128,9 @@ def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
         f"The {calls:g} network calls of DiDiCM cost" if calls > 1 else "The single network call of DiDiCM costs"
     )
     text = f"{what} {rows.cost_ratio(ours, baseline):.1f} times the multiply-adds of {baseline}"
-    trainings = [rows.select(entry).training_cost() for entry in (ours, baseline)]
-    if all(trainings):
-        text += f", its training {trainings[0] / trainings[1]:.1f} times"
+    mine, theirs = (rows.select(entry).training_cost() for entry in (ours, baseline))
+    if mine and theirs:
+        text += f", its training {mine / theirs:.1f} times"
     single = Rows(r for r in rows if r.method == ours.method and r.measured.settings.get("method") == "readout")
     there = single.estimate(NLL)
     if calls == 1 or there is None:
