@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from didicm.training.state import Snapshot, TrainState
 # It would say of a training of one step that its learning rate does not change.
 logging.getLogger("timm.scheduler.cosine_lr").setLevel(logging.ERROR)
 
+LAYERWISE = re.compile("lamb|lar[cs]")  # in timm's names of optimisers that adapt the step to each layer
 MAX_SKIPPED = 50  # steps in a row that half precision may skip; full precision has no excuse
 
 
@@ -86,8 +88,8 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
     lr = settings.lr * (config.fraction**-0.5 if settings.scale_lr else 1)
     parameters: Any = model
     zero_started = getattr(model, "zero_started", ())
-    if zero_started and settings.name.lower().startswith("lamb"):
-        # LAMB scales a step with the norm of the weights: those that start at zero would stay there. It does not
+    if zero_started and LAYERWISE.search(settings.name.lower()):
+        # These scale a step with the norm of the weights: those that start at zero would stay there. They do not
         # scale the steps of parameters without weight decay.
         parameters = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=zero_started)
     optimizer: torch.optim.Optimizer = create_optimizer_v2(

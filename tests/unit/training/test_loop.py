@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from timm.optim import list_optimizers
 from torch._dynamo.utils import counters
 
-from didicm import UserError
+from didicm import UserError, create_model
 from didicm.settings import load_recipe, recipes
 from didicm.training import loop
 from didicm.training.devices import agree, gather, make_fabric, scatter
+from didicm.training.steps import make_optimizer
 from didicm.values import override
 
 
@@ -66,11 +68,23 @@ def test_gradient_checkpointing_learns_the_very_same(network, train, weights_of,
     assert_same(weights_of(plain), weights_of(again))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lambc", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "clamb", "sgd"])
 def test_the_condition_of_a_diffusion_classifier_grows_from_zero(optimizer, train, tmp_path, weights_of):
     """LAMB scales a step with the norm of the weights: those that start at zero need to be outside of that."""
     train(optimizer__name=optimizer, optimizer__lr=5e-3, epochs=4, optimizer__weight_decay=0.1)
     assert weights_of(tmp_path / "run")["project.weight"].square().mean().sqrt() > 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in list_optimizers("*la[mr]*") if "fused" not in name])
+@pytest.mark.parametrize("prefix", ["", "Lookahead_"])
+def test_optimisers_that_adapt_to_each_layer_leave_out_what_starts_at_zero(name, prefix, tiny_config, tmp_path):
+    settings = {"optimizer__name": prefix + name, "optimizer__lr": 1e-3, "optimizer__weight_decay": 0.1}
+    model = create_model("didirn8", num_classes=3, width=0.125, stem="tiny")
+    optimizer = make_optimizer(tiny_config(tmp_path, **settings), model)
+    for _ in range(60):
+        model.project.weight.grad = torch.ones_like(model.project.weight)
+        optimizer.step()
+    assert model.project.weight.abs().min() > 0.02  # scaled with its norm: 0.01 at most, what its first step adds
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "sgd"])
