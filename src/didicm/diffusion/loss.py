@@ -18,6 +18,7 @@ MIN_TIME = 1e-5
 
 # Log-scores above this, and above the true one by more than the margin, count by their tangent.
 LARGEST_LOG_SCORE, MARGIN = 20.0, 5.0
+FARTHEST = 1e20  # beyond this even the tangent would leave float32
 
 
 def sample_time(u: Tensor, sampling: TimeSampling = "uniform") -> tuple[Tensor, Tensor | None]:
@@ -40,7 +41,7 @@ def score_entropy(log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, p
     stay finite, and pull the network back. (The released code clamps at 20, which leaves no gradient there.)
     """
     with torch.autocast(log_score.device.type, enabled=False):
-        log_score = at_least_float32(log_score)
+        log_score = at_least_float32(log_score).clamp(-FARTHEST, FARTHEST)
         log_q = process.marginal(_match(target, log_score), t).log()
         log_s = log_q - log_q.gather(-1, label.unsqueeze(-1))
         s, limit = log_s.exp(), (log_s + MARGIN).clamp_min(LARGEST_LOG_SCORE)

@@ -145,7 +145,7 @@ def test_the_limit_changes_no_bit_of_log_scores_below_20(K, size):
 
 
 @pytest.mark.parametrize("K", [2, 10, 1000, 21_841])
-@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e30, 3e38])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_no_finite_log_score_gives_a_loss_or_gradient_without_end(K, size, autocast):
     process, label = UniformProcess(K, LogLinear(1e-5)), torch.arange(6) % 2
@@ -159,6 +159,8 @@ def test_no_finite_log_score_gives_a_loss_or_gradient_without_end(K, size, autoc
         assert losses.isfinite().all()
         assert gradient.isfinite().all()
         assert gradient.square().sum().isfinite()  # Adam's second moment
+        if size > 1e20:
+            continue  # so far away there is nothing to pull
         far = torch.ones_like(column).scatter(-1, label[:, None], 0).bool() & (column.detach() > 30)
         assert (gradient[far] > 0).all()  # they are pulled back, not left alone
 
