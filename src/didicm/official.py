@@ -71,7 +71,13 @@ def read_official(path: str | Path, weights: Weights = "best") -> tuple[Diffusio
         sampler = _sampler(training)
     except (UserError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} samples in a way the released code does not: {reason(error)}") from error
-    return DiffusionClassifier(model, sampler=sampler), training
+    try:
+        return DiffusionClassifier(model, sampler=sampler), training
+    except ValueError as error:
+        raise UserError(
+            f"{path} has {num_classes} classes, for which the released schedule does not end near uniform, where "
+            "sampling starts: import a checkpoint of fewer classes"
+        ) from error
 
 
 def _sampler(training: Mapping[str, Any]) -> Sampler:

@@ -38,6 +38,12 @@ def test_bottlenecks_are_recognised(depths, name, tmp_path):
     assert torch.allclose(classifier.eval().model(image, label, total), net(image, label, total), atol=1e-4)
 
 
+def test_so_many_classes_that_the_released_schedule_fails_are_one_sentence(tmp_path):
+    path = write_released(tmp_path / "model.pth.tar", ReleasedNet((2, 2, 2, 2), 1, 1999))
+    with pytest.raises(UserError, match="1999 classes, for which the released schedule does not end near uniform"):
+        read_official(path)
+
+
 def test_averaged_weights_are_taken_when_there_are_any(released, tmp_path):
     ema = ReleasedNet((2, 2, 2, 2), 1, 11)
     path = write_released(tmp_path / "model.pth.tar", released, ema=ema)
