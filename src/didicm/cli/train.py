@@ -14,7 +14,7 @@ from didicm.errors import UserError
 from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read_yaml, recipes, to_yaml
 from didicm.text import SafeConsole, count, quoted
 from didicm.training.build import build, check_batches, estimate
-from didicm.training.devices import make_fabric
+from didicm.training.devices import make_fabric, works_behind
 from didicm.training.kept import BEST, LAST, SNAPSHOTS
 from didicm.training.loop import CONFIG, HELD, train
 from didicm.training.state import STATE, has_state, load_state
@@ -158,7 +158,7 @@ def show_plan(config: TrainConfig, console: Console) -> None:
     components, fabric = build(config), make_fabric(config.run)
     world = fabric.world_size
     check_batches(config, components, world)
-    need = estimate(config, components, world)
+    need = estimate(config, components, world, gpu=works_behind(fabric.device))
     counts = np.bincount(components.train.labels, minlength=len(components.class_names))
     per_step = 3 * need.cost.total(config.draws_per_image) * config.batch_size
     size, channels = components.eval_transform.size, components.eval_transform.channels

@@ -54,7 +54,8 @@ def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
                 raise UserError(f"{run.condition}: {error}") from error
             if (network := (str(run.method), run.condition.resolution)) not in needs:
                 devices = run.config.run.devices
-                needs[network] = estimate(run.config, components, devices if isinstance(devices, int) else 1)
+                world, gpu = devices if isinstance(devices, int) else 1, run.config.run.accelerator != "cpu"
+                needs[network] = estimate(run.config, components, world, gpu=gpu)  # where it may run, not here
             made[kind] = _forecast(run, components, len(test), needs[network]), run.config.epochs
     return {key: _in_proportion(run, *made[str(run.method), run.condition]) for key, run in runs.items()}
 

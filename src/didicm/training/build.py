@@ -241,14 +241,16 @@ class TrainingCost:
 
     steps_per_epoch: int
     cost: Cost
-    weights_mb: float  # weights, gradients, optimiser and averaged weights
+    weights_mb: float  # weights, gradients, optimiser and averaged weights, and the copy to go back to
     activations_mb: float  # kept for the backward pass of one process's batch
 
 
-def estimate(config: TrainConfig, components: RunComponents, world_size: int) -> TrainingCost:
+def estimate(config: TrainConfig, components: RunComponents, world_size: int, *, gpu: bool) -> TrainingCost:
     """Work out steps, multiply-adds and memory per process."""
     model, size = components.classifier.model, components.eval_transform.size
     copies = 4 + (config.optimizer.ema is not None)  # weights, gradients, and two moments
+    if gpu and config.run.precision != "16-mixed":
+        copies += copies - 1  # `Steps` keeps one of all but the gradients, unless float16 has every step read
     per_image = _saved_bytes(components, 3) - _saved_bytes(components, 2)  # the weights cancel
     if config.run.precision.endswith("-mixed"):
         per_image //= 2  # all but a few per cent of it is kept in half precision

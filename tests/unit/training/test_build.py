@@ -99,15 +99,18 @@ def test_batches_must_divide_evenly():
 
 def test_an_estimate_grows_with_what_it_is_of():
     made = build(config())
-    one, two = (estimate(config(batch_size=n), made, 1) for n in (20, 40))
+    one, two = (estimate(config(batch_size=n), made, 1, gpu=False) for n in (20, 40))
     assert one.steps_per_epoch == 10
     assert two.activations_mb == pytest.approx(2 * one.activations_mb)
     assert one.weights_mb == pytest.approx(5 * 4 * one.cost.parameters / 2**20)  # with averaged weights
+    for precision, copies in (("bf16-mixed", 9), ("16-mixed", 5)):  # a GPU keeps all but the gradients twice
+        there = estimate(config(run__precision=precision), made, 1, gpu=True)
+        assert there.weights_mb == pytest.approx(copies * 4 * one.cost.parameters / 2**20)
 
 
 def test_gradient_checkpointing_shows_in_the_estimate_and_some_networks_refuse_it():
     settings = [config(run__grad_checkpointing=enable) for enable in (False, True)]
-    plain, again = (estimate(made, build(made), 1) for made in settings)
+    plain, again = (estimate(made, build(made), 1, gpu=False) for made in settings)
     assert again.activations_mb < 0.6 * plain.activations_mb
     network = {"model": "backbone_score", "model_args": {"backbone": "dla46_c", "width": None, "stem": None}}
     with pytest.raises(UserError, match=r"does not support run\.grad_checkpointing"):
