@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def stream(
             with autocast():
                 posterior = classifier.posterior(image, **settings)
             probs[name] = posterior.probs.float().cpu()  # the copy waits for a GPU
-            nfe[name] = posterior.nfe if posterior.calls is None else posterior.calls.double().mean().item()
+            nfe[name] = posterior.nfe if posterior.calls is None else fmean(posterior.calls.tolist())
             seconds[name] = time.perf_counter() - begun
         skipped = [skip.reason for skip in loader.skipped]
         found = posterior.probs if posterior.features is None else posterior.features

@@ -26,7 +26,7 @@ from didicm.experiments.tune import SEARCHED
 from didicm.files import write_files
 from didicm.models import cost
 from didicm.training.build import RunComponents, training_multiply_adds
-from didicm.training.devices import make_fabric
+from didicm.training.devices import make_fabric, memory_format, tune
 from didicm.training.kept import LAST, SNAPSHOTS
 from didicm.training.tracking import METRICS
 
@@ -48,7 +48,7 @@ def measure(
     """
     fabric = make_fabric(run.config.run)
     fabric.launch()
-    classifier = _load(run).to(fabric.device)
+    classifier = _load(run, fabric)
     samplers = samplers_of(classifier, run.samplers)
     with _scratch(folder, fabric) as scratch:
         tested = _posteriors(classifier, samplers, run, components, test, scratch / "test", fabric, keep=KEPT)
@@ -68,7 +68,7 @@ def measure_trial(run: Run, components: RunComponents, seconds: float | None, fo
     """Judge a trained trial by the main sampler on its held-out images, as trained; otherwise as `measure`."""
     fabric = make_fabric(run.config.run)
     fabric.launch()
-    classifier = _load(run).to(fabric.device)
+    classifier = _load(run, fabric)
     samplers = samplers_of(classifier, run.samplers)[:1]
     with _scratch(folder, fabric) as scratch:
         found = _posteriors(classifier, samplers, run, components, components.val, scratch / "held", fabric)
@@ -96,10 +96,15 @@ def trial_of(
     )
 
 
-def _load(run: Run) -> Classifier:
-    """What a run was trained for: the last model, an ensemble of several trainings, or the snapshots of one."""
+def _load(run: Run, fabric: Fabric) -> Classifier:
+    """What a run was trained for: the last model, an ensemble of several trainings, or the snapshots of one.
+
+    It lies on the device as in training.
+    """
     place = SNAPSHOTS if run.networks > len(run.members) else LAST
-    return load(Path(run.config.out) / place).classifier
+    tune(fabric.device)
+    classifier = load(Path(run.config.out) / place).classifier
+    return classifier.to(fabric.device).to(memory_format=memory_format(fabric.device))
 
 
 @contextmanager
@@ -196,6 +201,7 @@ def _result(
         versions=_versions(),
         train_multiply_adds=sum(training_multiply_adds(x, components, price) for x in run.members),
         final_epochs_gain=final_epochs_gain(Path(run.members[0].out) / METRICS, run.config.epochs),
+        skipped_steps=sum(skipped_steps(Path(x.out) / METRICS) for x in run.members),
     )
 
 
@@ -236,6 +242,12 @@ def final_epochs_gain(metrics: Path, epochs: int) -> float | None:
         return None
     before, last = (math.fsum(losses) / len(losses) for losses in tenths)
     return (before - last) / before if before > 0 and math.isfinite(before + last) else None
+
+
+def skipped_steps(metrics: Path) -> int:
+    """Steps of a training whose gradient was not finite: its last line of a step counts all of them."""
+    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+    return max((line.get("skipped_steps", 0) for line in lines), default=0)
 
 
 def _store_pictures(

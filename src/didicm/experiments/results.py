@@ -65,6 +65,9 @@ class RunResult(Settings):
     versions: dict[str, str]
     train_multiply_adds: Count | None = None  # of all its trainings, forward and backward; None in older results
     final_epochs_gain: float | None = None  # relative fall of the mean loss over the last two tenths of the epochs
+    skipped_steps: Count | None = (
+        None  # of all its trainings, whose gradient was not finite; None in older results
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -101,7 +101,7 @@ def _train(
     # The state: weights, their average, optimiser and position, restored if the run exists.
     state = TrainState.make(config, run.classifier, fabric)
     resumed = has_state(folder)
-    optimizer_state = state.restore(folder) if resumed else None
+    optimizer_state = state.restore(folder, fabric) if resumed else None
     progress, classifier = state.progress, state.classifier
     first_alone(fabric, lambda: _open_folder(folder, config, run.index))
 
@@ -164,7 +164,10 @@ def _train(
                 numbers = None
                 if read:
                     numbers = {"loss": sum(x.item() for x in losses), "gradient_norm": norm.item()}
-                    numbers["lr"] = torch_optimizer.param_groups[0]["lr"]
+                    numbers |= {
+                        "lr": torch_optimizer.param_groups[0]["lr"],
+                        "skipped_steps": progress.skipped_steps,
+                    }
                 tracker.step(progress.step, epoch + 1, config.batch_size, numbers)
                 if on_step is not None:
                     on_step(progress.step, total_steps)

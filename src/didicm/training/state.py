@@ -39,6 +39,7 @@ class Progress:
     unreadable: int = 0  # training images that could not be read
     finished: bool = False
     epochs: int | None = None  # that it was finished after; None in runs of version 0.1.0
+    scaler: dict[str, float] = field(default_factory=dict)  # of the gradient, where float16 needs one
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,19 @@ class TrainState:
         """Write all that the run needs to go on, in one file; all processes take part."""
         weights = {"model": gather(self.classifier.model.state_dict())}
         optimizer_state = gather(optimizer.optimizer.state_dict())
+        self.progress.scaler = fabric.strategy.precision.state_dict()
         if self.ema is not None:
             weights["ema"] = self.ema.module.state_dict()
         first_alone(fabric, lambda: save_state(folder, self.progress, weights, optimizer_state))
 
-    def restore(self, folder: Path) -> dict[str, Any]:
+    def restore(self, folder: Path, fabric: Fabric) -> dict[str, Any]:
         """Go on from what was saved; returns the optimiser's state."""
         self.progress, weights, optimizer = load_state(folder)
         self.classifier.model.load_state_dict(weights["model"])
         if self.ema is not None:
             self.ema.module.load_state_dict(weights["ema"])
+        if self.progress.scaler:
+            fabric.strategy.precision.load_state_dict(self.progress.scaler)
         self.progress.finished = False
         return optimizer
 

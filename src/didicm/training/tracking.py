@@ -73,6 +73,8 @@ class Tracker:
             return
         if numbers is not None:
             self._text = f"epoch {epoch}  loss {numbers['loss']:.4f}"
+            if skipped := numbers["skipped_steps"]:
+                self._text += f"  {skipped} steps skipped"
         self._display.update(step, self._text)
         if numbers is None or (not self.due and step < self._total):
             return

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from signal import SIGINT, raise_signal
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ from torch.utils._pytree import tree_leaves
 
 from didicm import UserError
 from didicm.classifier import Loss
+from didicm.data import EvalTransform
+from didicm.evaluation.run import stream
+from didicm.experiments.measure import skipped_steps
 from didicm.training import loop, steps
 from didicm.training.devices import make_fabric
 from didicm.training.state import load_state
+from didicm.training.tracking import METRICS
 
 
 @pytest.fixture
@@ -138,7 +143,9 @@ def scaled_fabric(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["read", "behind"])
-def test_steps_that_a_gradient_scaler_skips_are_counted(device, train, behind, tmp_path, scaled_fabric):
+def test_steps_that_a_gradient_scaler_skips_are_counted(
+    device, train, behind, tmp_path, scaled_fabric, metrics_of, capsys
+):
     scaled_fabric(2.0**127)  # nearly all of float32: it has to be halved a few times
     if device == "behind":
         behind()
@@ -146,7 +153,37 @@ def test_steps_that_a_gradient_scaler_skips_are_counted(device, train, behind, t
     progress, weights, _ = load_state(tmp_path / "run")
     assert 0 < progress.skipped_steps < 18
     assert progress.finished
+    assert metrics_of(tmp_path / "run")[-2]["skipped_steps"] == skipped_steps(tmp_path / "run" / METRICS)
+    assert skipped_steps(tmp_path / "run" / METRICS) == progress.skipped_steps
+    assert f"  {progress.skipped_steps} steps skipped  lr" in capsys.readouterr().out
     assert all(x.isfinite().all() for x in weights["model"].values())
+
+
+def test_a_resumed_run_goes_on_with_its_gradient_scaler(train, tmp_path, scaled_fabric, weights_of, assert_same):
+    """One that started again at its first scale would skip steps which the run at one go takes."""
+
+    def stop(done, total):
+        if done == 15:
+            raise_signal(SIGINT)
+
+    settings = {"run__precision": "bf16-mixed", "epochs": 4}
+    scaled_fabric(2.0**127)
+    train("whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train("resumed", on_step=stop, **settings)
+    train("resumed", **settings)
+    whole, resumed = (load_state(tmp_path / name)[0] for name in ("whole", "resumed"))
+    assert vars(whole) == vars(resumed)
+    assert whole.scaler["scale"] < 2.0**127
+    assert_same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "resumed"))
+
+
+def test_sampling_has_no_number_in_float64_even_where_it_stops_early(make_checkpoint, some_images):
+    classifier, transform = make_checkpoint().classifier, EvalTransform(8, 1, crop_pct=1.0)
+    samplers = {"whole": {}, "early": {"tolerance": 0.03}, "labels": {"method": "cl", "chains": 2}}
+    with DeviceWatch():
+        ((_, found),) = stream(classifier, some_images(), transform, samplers)
+    assert found.nfe["early"] < found.nfe["whole"]
 
 
 def test_too_many_skipped_steps_in_a_row_end_the_run_with_advice(train, tmp_path, scaled_fabric):
