@@ -21,6 +21,7 @@ class Line:
     method: Method
     values: dict[Metric, list[Estimate | None]]  # one per column
     parameters: list[int | None] = field(default_factory=list)  # one per column
+    multiply_adds: list[int | None] = field(default_factory=list)  # per image, one per column; none was published
     calls: int | None = None  # network calls per image, of a published line
     over: str = ""  # the baseline's name, for a gain
 
@@ -77,7 +78,8 @@ def our_panel(study: Study, rows: Rows) -> Panel:
         at[name] = [cells.get((name, column), Rows()) for column in columns]
         values = {m: [cell.estimate(m) for cell in at[name]] for m in metrics}
         parameters = [cell[0].run.parameters if cell else None for cell in at[name]]
-        lines.append(Line(name, next(filter(None, at[name]))[0].method, values, parameters))
+        costs = [cell[0].measured.multiply_adds if cell else None for cell in at[name]]
+        lines.append(Line(name, next(filter(None, at[name]))[0].method, values, parameters, costs))
     gains = [
         Line(a.name, a.method, {m: [x.minus(y, m) for x, y in pairs] for m in metrics}, over=b.name)
         for a, b in _pairs(lines)
@@ -99,7 +101,7 @@ def published_panel(name: str) -> Panel:
         values: dict[Metric, list[Estimate | None]]
         values = {m: [Estimate(x / 100) for x in entry[str(m)]] for m in (TOP1, TOP5)}
         parameters = [round(1e6 * x) for x in entry.get("M parameters", [])]
-        lines.append(Line(str(method), method, values, [*parameters], entry.get("calls")))
+        lines.append(Line(str(method), method, values, [*parameters], calls=entry.get("calls")))
     gains = [
         Line(a.name, a.method, {m: list(map(_minus, a.values[m], b.values[m])) for m in a.values}, over=b.name)
         for a, b in _pairs(lines)

@@ -16,6 +16,7 @@ METRICS = (
     TOP1, NLL, SCALED_NLL, Metric(BRIER, True), Metric(ECE), Metric(ECE, True), Metric(AURC, True), NORMALIZED_AURC
 )  # fmt: skip
 SPREAD = "mean over the seeds ± half of its 95 % interval, where there are several; T: temperature-scaled"
+PANEL_NOTE = f"{SPREAD}; multiply-adds per image, all network calls together"
 
 
 @dataclass(frozen=True)
@@ -134,19 +135,23 @@ def panel_table(panel: Panel) -> Table:
     """The panel as the paper prints it: metrics below each other; model sizes have a row each."""
     rows = []
     by_size = all(isinstance(column, str) for column in panel.columns)
+    cost = [] if panel.published else ["M multiply-adds"]
     sizes, others = (
-        ["model", "M parameters", *map(str, panel.metrics)],
+        ["model", "M parameters", *map(str, panel.metrics), *cost],
         ["metric", *map(column_name, panel.columns)],
     )
     for line in panel.lines:
-        shown = {m: [show(x, m, digits=2 if m.percent else 3) for x in line.values[m]] for m in panel.metrics}
+        shown = {str(m): [show(x, m, digits=2 if m.percent else 3) for x in line.values[m]] for m in panel.metrics}
+        shown |= {name: ["" if x is None else _in_units(x, 1e6) for x in line.multiply_adds] for name in cost}
         if by_size:
             millions = ["" if count is None else f"{count / 1e6:.1f}" for count in line.parameters]
             own = [list(map(str, cells)) for cells in zip(panel.columns, millions, *shown.values(), strict=True)]
         else:
-            own = [[str(metric), *cells] for metric, cells in shown.items()]
+            own = [[name, *cells] for name, cells in shown.items()]
         rows += [[line.name if i == 0 else "", *cells] for i, cells in enumerate(own)]
-    return Table(panel.title, ["", *(sizes if by_size else others)], rows, note="" if panel.published else SPREAD)
+    return Table(
+        panel.title, ["", *(sizes if by_size else others)], rows, note="" if panel.published else PANEL_NOTE
+    )
 
 
 def show(

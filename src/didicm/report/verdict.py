@@ -1,6 +1,7 @@
 """Plain sentences on what a comparison or a study shows, whichever way it went."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from didicm.experiments.results import Trial
@@ -11,6 +12,7 @@ from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, 
 from didicm.report.search import on_search
 
 ENOUGH_SEEDS = 3
+PUBLISHED_STEMS = "3x3 stem", "7x7 stem"  # of DiDiCM and of the standard classifier beside it
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
@@ -169,7 +171,7 @@ def _on_study(study: Study, panel: Panel, published: Panel | None) -> list[str]:
         return [_winners(panel, metric) for metric in (TOP1, NLL)]
     if study.layout == "metrics" or not panel.gains:
         return [_ranking(panel, metric, published) for metric in (TOP1, NLL)]
-    sentences = [_on_gain(panel, gain) for gain in panel.gains]
+    sentences = [*(_on_gain(panel, gain) for gain in panel.gains), *_on_stems(panel)]
     if published is not None and published.gains:
         gains = [
             f"{gain} {_mean_of(gain, TOP1)} and {_mean_of(gain, TOP5)} (top-1 with {_by_group(published, gain)})"
@@ -187,11 +189,46 @@ def _on_gain(panel: Panel, gain: Line) -> str:
     shown += [f"{_mean_of(gain, m)} of {m}" for m in (NLL, SCALED_NLL) if any(gain.values.get(m, []))]
     columns = f"{len(found)} column{'s' * (len(found) > 1)} of the table"
     text = f"{gain.name} against {gain.over}, mean over {columns}: {', '.join(shown)}; "
-    text += f"top-1 with {_by_group(panel, gain)}"
+    text += f"top-1 with {_by_group(panel, gain)}; at {_cost_ratio(panel, gain)} the multiply-adds per image"
     if all(x.half is None for x in found):
         return f"{text}; a single seed, so noise may explain it."
     ahead, behind = (sum(x.sign == sign for x in found) for sign in (1, -1))
     return f"{text}; in top-1 it is ahead beyond noise in {ahead} of them and behind in {behind}."
+
+
+def _cost_ratio(panel: Panel, gain: Line) -> str:
+    """Multiply-adds of a line relative to its baseline's, over the columns."""
+    costs = {line.name: line.multiply_adds for line in panel.lines}
+    pairs = zip(costs[gain.name], costs[gain.over], strict=True)
+    ratios = [f"{x / max(y, 1):.1f}" for x, y in pairs if x is not None and y is not None]
+    low, high = (pick(ratios, key=float) for pick in (min, max))
+    return f"{low} times" if low == high else f"{low} to {high} times"
+
+
+def _on_stems(panel: Panel) -> list[str]:
+    """What part of the published comparison, of different stems, is the stem: where both methods have both."""
+    lines = {(line.method.name, line.method.variant): line for line in panel.lines}
+    baseline = next((line.method.name for line in panel.lines if line.method.baseline), "")
+    ours, theirs = PUBLISHED_STEMS
+    told = []
+    for name in dict.fromkeys(line.method.name for line in panel.lines if not line.method.baseline):
+        crossed = [lines.get(key) for key in product((name, baseline), PUBLISHED_STEMS)]
+        if None in crossed:
+            continue
+        columns = zip(*(line.values[TOP1] for line in crossed if line), strict=True)
+        whole = [[x.mean for x in column if x] for column in columns if None not in column]
+        if not whole:
+            continue
+        small, large, other_small, other_large = (sum(means) / len(whole) for means in zip(*whole, strict=True))
+        published, both_large, both_small = small - other_large, large - other_large, small - other_small
+        gains = published, both_large, both_small, small - large, other_small - other_large
+        x, y, z, own, other = (TOP1.text(gain, "+") for gain in gains)
+        told.append(
+            f"With stems as published, {name} with the {ours} against {baseline} with the {theirs}, the "
+            f"difference in top-1 is {x} points; with the {theirs} on both sides it is {y}, with the {ours} {z}. "
+            f"So the {ours} by itself is worth {own} points to {name} and {other} to {baseline}."
+        )
+    return told
 
 
 def _by_group(panel: Panel, gain: Line) -> str:
