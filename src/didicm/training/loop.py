@@ -178,11 +178,11 @@ def _train(
                     with tracker.elsewhere(), state.as_saved():
                         share_statistics(classifier.model, fabric)
                         metrics = _validate(config, run, state, fabric, tracker, epoch + 1)
-                        score = (-metrics["cls/Acc"], metrics["cls/NLL"])
-                        better = progress.best is None or score < (-progress.best[0], progress.best[1])
+                        found = [metrics["cls/Acc"], metrics["cls/NLL"]]
+                        better = progress.improved_by(*found)
                         places = [folder / name for name in ((LAST, BEST) if better else (LAST,))]
                         first_alone(fabric, partial(keep, run, classifier, *places))
-                        progress.best = [-score[0], score[1]] if better else progress.best
+                        progress.best = found if better else progress.best
                 if whole and (cycle := ended_cycle(config, epoch + 1)):
                     with tracker.elsewhere(), state.as_saved():
                         first_alone(fabric, partial(keep, run, classifier, folder / CYCLES / str(cycle)))

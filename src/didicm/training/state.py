@@ -41,6 +41,10 @@ class Progress:
     epochs: int | None = None  # that it was finished after; None in runs of version 0.1.0
     scaler: dict[str, float] = field(default_factory=dict)  # of the gradient, where float16 needs one
 
+    def improved_by(self, accuracy: float, nll: float) -> bool:
+        """Whether a validation is the best so far: by its NLL; accuracy decides between equals."""
+        return self.best is None or (nll, -accuracy) < (self.best[1], -self.best[0])
+
 
 @dataclass(frozen=True)
 class Snapshot:

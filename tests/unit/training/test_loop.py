@@ -11,6 +11,7 @@ from didicm import UserError, create_model
 from didicm.settings import load_recipe, recipes
 from didicm.training import loop
 from didicm.training.devices import agree, gather, make_fabric, scatter
+from didicm.training.state import load_state
 from didicm.training.steps import make_optimizer
 from didicm.values import override
 
@@ -113,6 +114,16 @@ def test_on_step_is_told_every_step_and_parts_of_a_step_change_nothing(
         loop.train(made, on_step=lambda *numbers: seen.append(numbers))
     assert seen == 2 * [(k, 4) for k in range(1, 5)]
     assert_same(weights_of(tmp_path / "1"), weights_of(tmp_path / "2"), atol=1e-5)
+
+
+def test_best_holds_the_weights_of_the_validation_with_the_lowest_nll(train, metrics_of, weights_of):
+    run = train(method="standard", epochs=8, optimizer__lr=0.05, run__workers=0, run__validate_epochs=1)
+    found = [x for x in metrics_of(run) if "val/cls/NLL" in x]
+    best = min(found, key=lambda x: x["val/cls/NLL"])
+    assert best is not found[-1]  # it overfits
+    assert best["val/cls/Acc"] < max(x["val/cls/Acc"] for x in found)  # as accuracy would not have chosen
+    assert load_state(run)[0].best == pytest.approx([best["val/cls/Acc"], best["val/cls/NLL"]])
+    assert not torch.equal(weights_of(run, "best")["fc.weight"], weights_of(run)["fc.weight"])
 
 
 def test_devices_that_do_not_go_together_are_one_sentence():

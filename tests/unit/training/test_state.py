@@ -27,6 +27,19 @@ def test_everything_returns_as_it_was_saved(tmp_path):
     assert optimizer["state"][0]["moments"][1] == 3
 
 
+def test_the_best_validation_has_the_lowest_nll_and_accuracy_decides_between_equals():
+    assert Progress().improved_by(0.1, 9.0)
+    progress = Progress(best=[0.5, 1.25])  # accuracy and NLL, in this order since version 0.1.0
+    for accuracy, nll, better in [
+        (0.4, 1.2, True),
+        (0.9, 1.3, False),
+        (0.6, 1.25, True),
+        (0.5, 1.25, False),
+        (0.4, 1.25, False),
+    ]:
+        assert progress.improved_by(accuracy, nll) is better
+
+
 def test_tensors_that_share_memory_are_saved_apart(tmp_path):
     shared = torch.arange(4.0)
     save_state(tmp_path, Progress(), {"model": {"a": shared, "b": shared[:2]}}, {})
