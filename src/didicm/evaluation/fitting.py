@@ -19,6 +19,7 @@ from didicm.evaluation import run
 from didicm.evaluation.calibration import (
     WEAK_PRIOR,
     Calibration,
+    Temperature,
     apply_temperature,
     fit_temperature,
     load_calibration,
@@ -27,7 +28,7 @@ from didicm.evaluation.calibration import (
 from didicm.evaluation.conformal import Conformal, coverage, fit_aps, fit_lac, mean_size
 from didicm.evaluation.label_sets import conformal_rank
 from didicm.evaluation.met_images import note_choice, pack_digests, refuse_training_images
-from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.metrics import evaluate_probs, nll
 from didicm.evaluation.outliers import FEWEST, fit_outliers
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.text import count
@@ -97,13 +98,16 @@ def calibrate(
             f"{len(found.labels)} held-out images are too few to fit on one part and check on the other"
         )
     probs, truth = found.probs[""][fit], found.labels[fit]
-    temperature = fit_temperature(probs, truth, WEAK_PRIOR)
-    scaled = apply_temperature(probs, temperature.value)
+    temperature, told = _helpful_temperature(
+        fit_temperature(probs, truth, WEAK_PRIOR), found.probs[""][rest], found.labels[rest]
+    )
+    notes += told
+    scaled = apply_temperature(probs, temperature)
     rules = {
         "lac": fit_lac(scaled, truth, alpha, per_class=per_class),
         "aps": fit_aps(scaled, truth, alpha, per_class=per_class),
     }
-    check = _check(found.probs[""][rest], found.labels[rest], temperature.value, rules)
+    check = _check(found.probs[""][rest], found.labels[rest], temperature, rules)
     source = {
         "data": data,
         "split": described,
@@ -120,15 +124,21 @@ def calibrate(
             f"{len(found.labels)} images are too few for an outlier score with false alarms of {false_alarms:g}: "
             f"that takes {FEWEST} to fit and {ceil(1 / false_alarms)} others"
         )
-    calibration = Calibration(temperature.value, rules, model.posterior, source, check, outliers)
-    notes += [temperature.warning] if temperature.warning else []
-    before, after = (check[when]["cls/NLL"] for when in ("before", "after"))
-    if after > before:
-        told = f"the temperature made the NLL of the other images worse, {after:.4f} and not {before:.4f}"
-        notes.append(f"{told}: calibrate on more images, or on images that are more alike")
+    calibration = Calibration(temperature, rules, model.posterior, source, check, outliers)
     if found.skipped:
         notes += [f"skipped {count(len(found.skipped), 'unreadable image')}, the first: {found.skipped[0]}"]
     return ModelCalibration(calibration, save_calibration(model.place, calibration), described, notes)
+
+
+def _helpful_temperature(fitted: Temperature, probs: Tensor, labels: Tensor) -> tuple[float, list[str]]:
+    """A fitted temperature, or 1 where it makes the NLL of other images worse; and what there is to say of it."""
+    before, after = (nll(apply_temperature(probs, x), labels).mean().item() for x in (1.0, fitted.value))
+    if after <= before:
+        return fitted.value, [fitted.warning] if fitted.warning else []
+    told = f"a temperature of {fitted.value:.3f} would make the NLL of the other images worse, {after:.4f} and not"
+    return 1.0, [
+        f"{told} {before:.4f}: it stays 1; calibrate on more images, or on images that are more alike, to fit one"
+    ]
 
 
 def _check(probs: Tensor, labels: Tensor, temperature: float, rules: Mapping[str, Conformal]) -> dict[str, Any]:

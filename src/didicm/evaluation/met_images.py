@@ -1,6 +1,8 @@
 """Which images a model has met before: by training, by the choice of its weights, by calibration.
 
-On any of them it looks better than it is. Images are known by their names, without symbolic links on the way.
+On any of them it looks better than it is. A calibration knows its images by the bytes of their files, and those
+that lie in no file of their own by their names. The images of a training, which may be a million, are known by
+their names alone, without symbolic links on the way: a copy passes for another image.
 """
 
 import base64
@@ -8,6 +10,7 @@ import binascii
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from didicm.data import Data, DataError, ImageSet, hold_out, open_data
 from didicm.errors import UserError
 from didicm.evaluation.calibration import AGAIN, Calibration
 from didicm.evaluation.stored import StoredModel, same_place
+from didicm.files import sha256
 from didicm.text import quoted
 
 DIGEST = 6  # bytes per image: a set of a million holds one in 280 million others by mistake
@@ -39,7 +43,7 @@ def refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> li
 
 
 def note_choice(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
-    """Say how many of the images chose the weights: training keeps in best/ those that were best on its own."""
+    """Say how many of the images chose the weights: best/ has those of the lowest NLL on its validation images."""
     if model.training is None or Path(model.place).name != BEST:
         return []
     trained_on = model.training.data
@@ -50,8 +54,8 @@ def note_choice(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
     if not chose:
         return []
     return [
-        f"{chose} of the {len(images)} images chose the weights in {BEST}/ among those of all epochs: on them it "
-        "looks a little better than it is"
+        f"{chose} of the {len(images)} images chose the weights in {BEST}/ among those of all epochs, by their "
+        "NLL: on them it looks a little better than it is"
     ]
 
 
@@ -66,7 +70,9 @@ def leave_out_fitted(images: ImageSet, uri: str, calibration: Calibration) -> tu
         return images, [told + "little better than it is"] if same else []
     used = _unpack(source["image_digests"])
     names = (images.name(i) for i in range(len(images)))
-    fresh = np.array([i for i, name in enumerate(names) if _digest(name) not in used], dtype=np.int64)
+    # By name alone: as those of any calibration were remembered for a while
+    met = (_name_digest(name) in used or _digest(name) in used for name in names)
+    fresh = np.flatnonzero(~np.fromiter(met, dtype=bool))
     if len(fresh) == len(images):
         return images, []
     if not len(fresh):
@@ -77,7 +83,7 @@ def leave_out_fitted(images: ImageSet, uri: str, calibration: Calibration) -> tu
 
 
 def pack_digests(names: Iterable[str]) -> str:
-    """Images by their names, as a calibration remembers them."""
+    """The images of these names, as a calibration remembers them."""
     return base64.b64encode(b"".join(sorted({_digest(name) for name in names}))).decode()
 
 
@@ -90,6 +96,14 @@ def _unpack(text: str) -> set[bytes]:
 
 
 def _digest(name: str) -> bytes:
+    """Of the bytes of an image's file, or of its name where it has none."""
+    with suppress(OSError):  # an image that cannot be read is told elsewhere
+        if Path(name).is_file():
+            return bytes.fromhex(sha256(Path(name)))[:DIGEST]
+    return _name_digest(name)
+
+
+def _name_digest(name: str) -> bytes:
     return hashlib.blake2b(_place(name).encode("utf-8", "surrogateescape"), digest_size=DIGEST).digest()
 
 

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+from base64 import b64encode
+from hashlib import blake2b
 
 import pytest
 
@@ -46,13 +48,21 @@ def test_too_few_images_are_refused_before_the_work(model, images, tmp_path, mak
     assert not (model / "calibration.json").exists()
 
 
-def test_missing_classes_and_a_temperature_that_does_harm_are_told(model, tmp_path, make_folder, monkeypatch):
+def test_missing_classes_are_told_and_a_temperature_that_does_harm_is_not_taken(
+    model, tmp_path, make_folder, monkeypatch
+):
     two = str(make_folder(tmp_path / "two", classes=("ant", "bee"), count=20, size=(8, 8)))
     notes = calibrate(model, two, **QUICK).notes
     assert f"{two} has no image to fit on of class cat: of those the calibration knows nothing" in notes
     monkeypatch.setattr(fitting, "fit_temperature", lambda *_: Temperature(0.05, None))
-    (note,) = [note for note in calibrate(model, two, **QUICK).notes if "worse" in note]
-    assert note.startswith("the temperature made the NLL of the other images worse")
+    made = calibrate(model, two, **QUICK)
+    (note,) = [note for note in made.notes if "worse" in note]
+    assert note.startswith("a temperature of 0.050 would make the NLL of the other images worse")
+    assert "it stays 1" in note
+    assert load_calibration(model).temperature == 1
+    assert made.calibration.check["before"] == pytest.approx(made.calibration.check["after"])
+    inside = made.calibration.conformal["lac"].sets(evaluate(model, two, calibrated=False, **QUICK).probs)
+    assert inside.double().mean() < 1  # thresholds are those of the posterior as it is
 
 
 def test_few_images_get_the_weak_prior_of_the_studies(model, images):
@@ -87,10 +97,21 @@ def test_images_that_calibrated_are_left_out_of_an_evaluation(model, images, tmp
     assert set(evaluate(model, str(tmp_path / "link"), **QUICK).labels.bincount().tolist()) == {10}
     assert len(evaluate(model, images, calibrated=False, **QUICK).labels) == 60
     copied = evaluate(model, str(shutil.copytree(images, tmp_path / "copy")), **QUICK)
-    assert (len(copied.labels), copied.notes) == (60, [])  # other files, as far as names tell
+    assert (len(copied.labels), copied.notes) == (30, found.notes)  # the same images, whatever they are called
 
     path = model / "calibration.json"
     stored = json.loads(path.read_text())
+    used = [
+        name
+        for name in evaluate(model, images, calibrated=False, **QUICK).image_names
+        if name not in found.image_names
+    ]
+    by_name = b"".join(blake2b(name.encode(), digest_size=6).digest() for name in used)
+    path.write_text(
+        json.dumps(stored | {"fitted_on": stored["fitted_on"] | {"image_digests": b64encode(by_name).decode()}})
+    )
+    assert evaluate(model, images, **QUICK).notes == found.notes  # as they were remembered for a while
+    path.write_text(json.dumps(stored))
     left = {name.removeprefix(f"{images}/") for name in found.image_names}
     for name in left:
         (tmp_path / "images" / name).unlink()
