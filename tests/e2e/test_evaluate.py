@@ -302,7 +302,8 @@ def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, c
     places = ("a/0.png", "a/1.png", "b/0.png", "b/1.png", "a/0.png")
     assert [line["image"] for line in lines] == [str(folder / place) for place in places]
     for line in lines:
-        assert line.keys() == {"image", "classes", "entropy", "outlier_score", "unlike_training", "conformal_set"}
+        keys = {"image", "classes", "entropy", "outlier_score", "unlike_training", "conformal_set"}
+        assert line.keys() == keys | {"conformal_claim"}
         assert len(line["classes"]) == 3
         assert line["classes"][0]["probability"] >= line["classes"][1]["probability"]
     assert lines[0]["classes"][0]["probability"] == pytest.approx(lines[4]["classes"][0]["probability"], abs=1e-5)

@@ -13,7 +13,6 @@ from didicm.cli.flags import parse
 from didicm.cli.options import AskOptions
 from didicm.cli.predictions import (
     PredictionOptions,
-    claim,
     read_batches,
     show,
     show_estimate,
@@ -26,7 +25,7 @@ from didicm.data.decode import own_channels, to_channels
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
-from didicm.inference.adjust import read_prior, read_taxonomy
+from didicm.inference.adjust import claim, read_prior, read_taxonomy
 from didicm.inference.bulk import Engine, estimate_bulk, predict
 from didicm.inference.prediction import Prediction
 from didicm.inference.predictor import Predictor
@@ -105,6 +104,7 @@ def show_all(predictor: Predictor, options: PredictOptions, console: Console, er
     failed, predicted = 0, 0
     drawn: list[tuple[ImageRef, Prediction]] = []
     images = list_images(options.images, standard_input())
+    claimed = claim(predictor.rule, predictor.adjustment)
     for read, seen, unreadable in read_batches(images, options.batch_size, predictor.model.transform):
         failed += unreadable
         if not seen:
@@ -114,9 +114,9 @@ def show_all(predictor: Predictor, options: PredictOptions, console: Console, er
         predicted += len(predictions)
         for image, prediction in zip(read, predictions, strict=True):
             if options.json:
-                print(to_line(image.name, prediction, options.top))
+                print(to_line(image.name, prediction, claimed, options.top))
             else:
-                show(image.name, prediction, claim(predictor.rule, predictor.adjustment), options.top, console)
+                show(image.name, prediction, claimed, options.top, console)
         drawn += list(zip(read, predictions, strict=True))[: MOST_DRAWN - len(drawn)] if wanted else []
     if drawn and options.trajectory is not None:
         draw(drawn, options.trajectory, options.top)

@@ -8,7 +8,6 @@ from didicm.cli.flags import parse
 from didicm.cli.options import WORKERS
 from didicm.cli.predictions import (
     PredictionOptions,
-    claim,
     read_batches,
     show,
     show_estimate,
@@ -17,7 +16,7 @@ from didicm.cli.predictions import (
     write_rows,
 )
 from didicm.data.listing import list_images
-from didicm.inference.adjust import read_prior, read_taxonomy
+from didicm.inference.adjust import claim, read_prior, read_taxonomy
 from didicm.inference.bulk_exported import estimate_exported, predict_exported
 from didicm.inference.onnx import OnnxPredictor
 from didicm.text import SafeConsole
@@ -58,11 +57,12 @@ def main(argv: list[str]) -> int:
         errors = SafeConsole(stderr=True, soft_wrap=True)
         return write_rows(options, partial(predict_exported, predictor), errors)
     images, failed = list_images(options.images, standard_input()), 0
+    claimed = claim(predictor.rule, predictor.adjustment)
     for read, seen, unreadable in read_batches(images, options.batch_size, predictor.prepare):
         failed += unreadable
         for image, prediction in zip(read, predictor.predict_batch(seen) if seen else [], strict=True):
             if options.json:
-                print(to_line(image.name, prediction, options.top))
+                print(to_line(image.name, prediction, claimed, options.top))
             else:
-                show(image.name, prediction, claim(predictor.rule, predictor.adjustment), options.top, console)
+                show(image.name, prediction, claimed, options.top, console)
     return 2 if failed else 0

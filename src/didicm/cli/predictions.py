@@ -17,8 +17,6 @@ from didicm.cli.options import WORKERS, percent
 from didicm.data.bands import Picture
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
-from didicm.evaluation.label_sets import ConformalRule
-from didicm.inference.adjust import Adjustment
 from didicm.inference.estimate import Estimate
 from didicm.inference.parts import BulkSettings, Parts, Tally
 from didicm.inference.prediction import Prediction, why_unreadable
@@ -193,8 +191,8 @@ def tell_rows(out: Path, done: Tally) -> str:
     return text
 
 
-def to_line(image: str, prediction: Prediction, top: int) -> str:
-    """One line of JSON."""
+def to_line(image: str, prediction: Prediction, claimed: str | None, top: int) -> str:
+    """One line of JSON, with what is claimed of the set."""
     line: dict[str, Any] = {
         "image": image,
         "classes": [{"name": label, "probability": p} for label, p in prediction.classes[:top]],
@@ -202,6 +200,7 @@ def to_line(image: str, prediction: Prediction, top: int) -> str:
         "outlier_score": prediction.outlier_score,
         "unlike_training": prediction.unlike_training,
         "conformal_set": prediction.conformal_set,
+        "conformal_claim": None if prediction.conformal_set is None else claimed,
     }
     if prediction.trajectory is not None:
         line["trajectory"] = [{"time": time, "probs": probs.tolist()} for time, probs in prediction.trajectory]
@@ -214,18 +213,7 @@ def is_utf8() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
-def claim(rule: ConformalRule | None, adjustment: Adjustment | None) -> str:
-    """What a conformal set is said to hold; nothing where there is none."""
-    if rule is None:
-        return ""
-    text = f"the set that holds the truth for {100 * (1 - rule.alpha):g} % of images"
-    if rule.per_class:
-        return f"{text} of every class"
-    restricted = adjustment is not None and adjustment.restricted
-    return f"{text} of all classes, without those impossible here" if restricted else text
-
-
-def show(image: str, prediction: Prediction, claimed: str, top: int, console: Console) -> None:
+def show(image: str, prediction: Prediction, claimed: str | None, top: int, console: Console) -> None:
     """A small table, the entropy and the set, with what is claimed of it."""
     table = Table("class", "probability", "", title=readable(image), title_justify="left", show_header=False)
     table.columns[1].justify = "right"

@@ -22,6 +22,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Prior: TypeAlias = Mapping[str, float] | str  # frequencies by class, or one of `PRIORS`
 Taxonomy: TypeAlias = Mapping[str, Sequence[str]]  # classes by their coarser name
 PRIORS = ("uniform", "training")
+SAME = 1e-9  # difference of two ratios of frequencies that is rounding error
 TINY = float(np.finfo(np.float32).tiny)
 UNKNOWN_PRIOR = (
     "the model does not say how frequent each class was in its training, which a prior is relative to: add "
@@ -38,7 +39,7 @@ class Adjustment:
     factors: npt.NDArray[np.float64]  # (C,), how much more frequent they are than they were to the network
     group: npt.NDArray[np.int64]  # (C,), which of the names each belongs to
     restricted: bool  # some classes cannot occur
-    other_prior: bool
+    other_prior: bool  # those that can occur are not as frequent as they were to the network
 
     def probs(self, probs: Floats) -> Floats:
         """Probabilities (N, M) of (N, K); one that was rounded to 0 counts as the smallest number."""
@@ -64,11 +65,29 @@ def kept_rule(rule: ConformalRule | None, adjustment: Adjustment | None) -> Conf
     return None if rule is None or (shifted and not rule.per_class) else rule
 
 
-def note_on_sets(rule: ConformalRule | None, kept: ConformalRule | None) -> str:
-    """What to add to the note on a calibration whose sets are not kept."""
-    if rule is None or kept is not None:
+def note_on_sets(rule: ConformalRule | None, adjustment: Adjustment | None) -> str:
+    """What to add to the note on a calibration whose sets are not kept, or promise less than they did."""
+    if rule is None or rule.per_class or adjustment is None:
         return ""
-    return "; without conformal sets, which this prior makes void: calibrate --per-class makes some that hold"
+    if adjustment.other_prior:
+        return "; without conformal sets, which this prior makes void: calibrate --per-class makes some that hold"
+    if adjustment.restricted:
+        return (
+            "; conformal sets promise their coverage for images of all classes together, and perhaps less for "
+            "those possible here: calibrate --per-class makes some that hold for any classes"
+        )
+    return ""
+
+
+def claim(rule: ConformalRule | None, adjustment: Adjustment | None) -> str | None:
+    """What a conformal set is said to hold; None where there is none."""
+    if rule is None:
+        return None
+    text = f"the set that holds the truth for {100 * (1 - rule.alpha):g} % of images"
+    if rule.per_class:
+        return f"{text} of every class"
+    restricted = adjustment is not None and adjustment.restricted
+    return f"{text} of all classes together, without the classes impossible here" if restricted else text
 
 
 def make_adjustment(
@@ -104,8 +123,9 @@ def make_adjustment(
         own = [coarse[name] for name in names]
         names = [name for name in taxonomy if name in own]
         group = np.array([names.index(name) for name in own])
-    restricted = len(possible) < len(class_names)
-    return Adjustment(names, possible, factors / factors.max(), group, restricted, prior is not None)
+    factors = factors / factors.max()
+    restricted, other_prior = len(possible) < len(class_names), bool(factors.min() < 1 - SAME)
+    return Adjustment(names, possible, factors, group, restricted, other_prior)
 
 
 def adjusted(
@@ -114,7 +134,8 @@ def adjusted(
     """What is told of posteriors (N, K): probabilities (N, M), and what is in the conformal sets (N, M).
 
     A rule is for the posterior it was fitted to. Its sets lose the classes that cannot occur, and become sets of
-    coarser names; neither drops the truth.
+    coarser names; neither drops the truth. But a rule that is not per class covers images of all classes together:
+    those of the classes that are left may be the ones that it misses more often.
     """
     inside = None if rule is None else rule.contains(probs)
     if adjustment is None:

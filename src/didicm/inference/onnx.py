@@ -86,7 +86,7 @@ class OnnxPredictor:
         if rules and conformal not in rules:
             raise UserError(f"there are no conformal sets {conformal!r}: {did_you_mean(conformal, rules)}")
         self.rule = kept_rule(rules.get(conformal), self.adjustment)
-        self.note += note_on_sets(rules.get(conformal), self.rule)
+        self.note += note_on_sets(rules.get(conformal), self.adjustment)
 
     @classmethod
     def load(

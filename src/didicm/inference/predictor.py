@@ -96,7 +96,7 @@ class Predictor:
         adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
         predictor = cls(model, calibration, conformal=conformal, note=note, **adjusting)
         if calibration is not None:
-            predictor.note += note_on_sets(calibration.conformal[conformal], predictor.rule)
+            predictor.note += note_on_sets(calibration.conformal[conformal], predictor.adjustment)
         asked = {"calibrated": calibrated, "size": size, "conformal": conformal, "optimize": optimize, **adjusting}
         predictor.origin = str(model.place), {"device": str(device), "compile": compile, **asked, **sampler}
         predictor.compiled = compile

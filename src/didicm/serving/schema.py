@@ -45,6 +45,10 @@ _PREDICTION: dict[str, Any] = {
             "items": {"type": "string"},
             "description": "Classes that cover the truth at the calibrated rate; null if that does not apply.",
         },
+        "conformal_claim": {
+            "type": ["string", "null"],
+            "description": "For how many images, of which classes, such sets hold the truth; null without one.",
+        },
         "outlier_score": {
             "type": ["number", "null"],
             "description": "How unlike the training images it is: about 1 if it is not; null if unknown.",

@@ -14,7 +14,7 @@ import numpy as np
 
 from didicm.data.bands import Picture
 from didicm.errors import UserError
-from didicm.inference.adjust import Adjustment, kept_rule, make_adjustment
+from didicm.inference.adjust import Adjustment, claim, kept_rule, make_adjustment
 from didicm.serving.batching import Batcher
 from didicm.serving.engine import Answer, Engine, Probs, Question
 from didicm.serving.metrics import Metrics
@@ -165,6 +165,7 @@ def describe(
         "classes": [{"name": names[k], "probability": float(probs[k])} for k in order[:top]],
         "entropy": entropy(probs),
         "conformal_set": None if inside is None else [names[k] for k in order if inside[0, k]],
+        "conformal_claim": None if inside is None else claim(rule, adjustment),
         "outlier_score": answer.outlier_score,
         "unlike_training": answer.unlike_training,
     }

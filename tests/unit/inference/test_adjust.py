@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from didicm import Predictor
 from didicm.errors import UserError
 from didicm.evaluation.label_sets import ConformalRule
-from didicm.inference.adjust import adjusted, kept_rule, make_adjustment
+from didicm.inference.adjust import adjusted, kept_rule, make_adjustment, note_on_sets
 from didicm.inference.onnx import OnnxPredictor
 
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -157,6 +157,19 @@ def test_a_prior_needs_that_of_training(training_prior, says):
         assert make_adjustment(NAMES, training_prior, classes=["ant", "bee"], prior="uniform").factors[0] == 1
 
 
+def test_a_prior_that_changes_nothing_leaves_conformal_sets_as_they_are():
+    for training_prior, prior, kept in (
+        (stored([7, 7, 7, 7]), "uniform", True),
+        (stored([1, 2, 3, 4]), "training", True),
+        (stored([1, 2, 3, 4]), "uniform", False),
+        (stored([1, 2, 3, 4], "sampling"), "uniform", True),
+        (stored([1, 2, 3, 4], "sampling"), "training", False),
+    ):
+        adjustment = make_adjustment(NAMES, training_prior, prior=prior)
+        assert (kept_rule(RULE, adjustment) is not None) == kept
+        assert (note_on_sets(RULE, adjustment) == "") == kept
+
+
 def test_both_ways_to_run_a_model_adjust_alike(calibrated_model, onnx_model, picture):
     plain = Predictor.load(calibrated_model)
     images = [picture(seed) for seed in range(3)]
@@ -179,6 +192,7 @@ def test_both_ways_to_run_a_model_adjust_alike(calibrated_model, onnx_model, pic
             assert all(sorted(name for name, _ in x.classes) == sorted(names) for x in predictions)
             assert all((x.conformal_set is None) == ("prior" in asked) for x in predictions)
             assert ("without conformal sets" in predictor.note) == ("prior" in asked)
+            assert ("images of all classes together" in predictor.note) == ("classes" in asked)
     path = Predictor.load(calibrated_model, classes=["ant", "bee"])(images[0], trajectory=True).trajectory
     assert torch.allclose(path[0][1], torch.tensor([0.5, 0.5]))
     assert Predictor.load(calibrated_model, classes=["ant"]).changed(steps=1)(images[0]).classes == [("ant", 1.0)]
@@ -199,8 +213,13 @@ def test_predict_with_classes_prior_and_taxonomy(calibrated_model, tmp_path, wri
     works("predict", calibrated_model, photo, "--out", tmp_path / "rows.jsonl", "--all-probs", *asked)
     (row,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
     assert row["probabilities"] == pytest.approx({"insect": insect.item(), "pet": 1 - insect.item()}, rel=1e-4)
-    shown = works("predict", calibrated_model, photo, "--classes", "ant,bee").out
-    assert "for 90 % of images of all classes, without those impossible here: " in shown
+    assert told["conformal_claim"] is None
+    claimed = (
+        "the set that holds the truth for 90 % of images of all classes together, without the classes impossible"
+    )
+    assert claimed in works("predict", calibrated_model, photo, "--classes", "ant,bee").out
+    told = json.loads(works("predict", calibrated_model, photo, "--json", "--classes", "ant,bee").out)
+    assert told["conformal_claim"].startswith(claimed)
     assert "for --prior give uniform, training, or a YAML file" in fails(
         "predict", calibrated_model, photo, "--prior", "none.yaml"
     )
