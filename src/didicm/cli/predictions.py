@@ -84,6 +84,9 @@ class PredictionOptions:
         for item in fields(self):
             if not self.for_rows and item.name in FOR_ROWS and getattr(self, item.name) != item.default:
                 raise UserError(f"--{item.name.replace('_', '-')} is for rows in a file: say where with --out")
+        list_images(self.images)  # names that do not exist are told before the model is loaded
+        if self.out is not None:
+            Parts(self.out, self.format, self.parsed_shard, force=self.force).check_free()
 
     @property
     def for_rows(self) -> bool:

@@ -67,11 +67,15 @@ class Parts:
         """Where a part lies."""
         return self.folder / f"part-{number:06}.{self.format}"
 
+    def check_free(self) -> None:
+        """Refuse a file that is there already, unless these parts are to become it."""
+        if self.single and not self.force and os.path.lexists(self.out) and not (self.folder / PLAN).exists():
+            raise UserError(f"{self.out} exists already: give another --out, or replace it with --force")
+
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Hold the output, or this shard of it, against other processes; a file that is there is refused."""
-        if self.single and not self.force and os.path.lexists(self.out) and not (self.folder / PLAN).exists():
-            raise UserError(f"{self.out} exists already: give another --out, or replace it with --force")
+        self.check_free()
         lock = "{}-{}-of-{}".format(LOCK, *self.shard)
         with held(self.folder, lock, command="didicm predict"):
             try:
