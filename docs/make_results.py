@@ -69,6 +69,22 @@ The chance that a foreign image has a higher score than a held-out image of the 
 guessing). `didicm calibrate` stores the distance from the mean: a Mahalanobis distance in what the network finds
 in the image alone. Entropy and confidence are no reliable sign: a network can be sure of an image unlike
 anything it has seen. Other things in the same style are hardly told apart by any score of a network this small.
+
+Energy is minus the log-sum-exp of the network's logits, the mean over DiDiCM's steps; their disagreement is how
+far the posteriors that the steps see are from their mean (Jensen-Shannon divergence). "One colour" are 200 images
+of a random one; black is a single image, so its column only says how it ranks. Noise has the images' own size:
+that of CIFAR-10 is shrunk from 32 to 16 px, as all images are there, which averages much of it away.
+"""
+
+SHIFT = "shift"
+SHIFT_HEAD = """## Worse images
+
+*What do images that get worse than those of training do to a calibrated model?*
+
+`didicm evaluate --shift` on the half of fashion-mini's validation images that did not calibrate, after ten epochs
+of recipe `small`: clean images, and means over the corruptions at severities 1 to 5. The temperature is fitted to
+clean images. "Flagged" are images that the outlier score calls unlike those of training, at 5 % false alarms; its
+threshold was set on these images, so that 5 % of the clean ones lie above it by construction.
 """
 
 
@@ -127,6 +143,7 @@ def write_page(folder: Path = FOLDER) -> str:
             *parts,
             *_write_distill(folder / DISTILL),
             *_write_human(folder / HUMAN),
+            *_write_shift(folder / SHIFT),
             _write_outliers(folder / OUTLIERS),
         ]
     )
@@ -314,7 +331,7 @@ def _write_outliers(folder: Path) -> str:
     parts = [OUTLIERS_HEAD]
     for data, title in (("fashion", "fashion-mini"), ("cifar", "CIFAR-10")):
         mine = [run for run in runs if run["data"] == data]
-        kinds = list(next(iter(mine[0]["auroc"].values())))
+        kinds, told = list(next(iter(mine[0]["auroc"].values()))), []
         parts += [
             f"### {title} against",
             "",
@@ -323,13 +340,65 @@ def _write_outliers(folder: Path) -> str:
         ]
         for method, name in (("diffusion", "DiDiCM"), ("standard", "standard")):
             found = [run["auroc"] for run in mine if run["method"] == method]
+            means = {}
             for score in found[0]:
-                values = ([auroc[score][kind] for auroc in found] for kind in kinds)
+                values = [[auroc[score][kind] for auroc in found] for kind in kinds]
                 parts.append(f"| {name}, {score} | {' | '.join(map(_spread, values))} |")
+                means[score] = fmean(map(fmean, values))
+            ranked = sorted(((mean, score) for score, mean in means.items()), reverse=True)
+            told.append(f"{name}: " + ", ".join(f"{score} {mean:.2f}" for mean, score in ranked))
         seeds = len({run["seed"] for run in mine})
         parts += ["", f"Mean and standard deviation over {seeds} seeds." if seeds > 1 else "One seed.", ""]
+        parts += [f"Means over the columns, best first. {'; '.join(told)}.", ""]
     command = "python docs/make_outliers.py runs --cifar10 FOLDER --tiny100 FOLDER"
     return "\n".join([*parts, "Run it again:", "", "```sh", command, "```", ""])
+
+
+def _write_shift(folder: Path) -> Iterator[str]:
+    """A table per metric: a row per method, a column per severity; and in a sentence what is lost."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    if not runs:
+        return
+    yield SHIFT_HEAD
+    methods = {"diffusion": "DiDiCM", "standard": "standard classifier"}
+    metrics = {"cls/Acc": ("top-1 %", 100), "cls/NLL": ("NLL", 1), "cal/ECE": ("ECE %", 100)}
+    metrics |= {"unlike": ("flagged %", 100)}
+    severities = range(len(runs[0]["by_severity"]))
+    found = {  # by method and metric, the values of the seeds at each severity
+        (method, metric): [
+            [scale * run["by_severity"][k][metric] for run in runs if run["method"] == method] for k in severities
+        ]
+        for method in methods
+        for metric, (_, scale) in metrics.items()
+    }
+    yield f"|  | clean | {' | '.join(f'severity {k}' for k in severities[1:])} |"
+    yield "|---|" + "---:|" * len(severities)
+    for metric, (title, scale) in metrics.items():
+        digits = 1 if scale == 100 else 3
+        for method, name in methods.items():
+            yield f"| {title}, {name} | {' | '.join(_spread(x, digits) for x in found[method, metric])} |"
+    yield f"\nMean and standard deviation over {len({run['seed'] for run in runs})} seeds.\n"
+    last = severities[-1]
+    for method, name in methods.items():
+        accuracy, error, flagged = ([fmean(x) for x in found[method, y]] for y in ("cls/Acc", "cal/ECE", "unlike"))
+        yield (
+            f"{name}: from clean images to severity {last}, top-1 goes from {accuracy[0]:.1f} to "
+            f"{accuracy[-1]:.1f} % and ECE from {error[0]:.1f} to {error[-1]:.1f} %; {flagged[0]:.0f} % of clean "
+            f"images are flagged, and {flagged[-1]:.0f} % at severity {last}.\n"
+        )
+    yield _compare_shift(found["diffusion", "cls/NLL"], found["standard", "cls/NLL"])
+    yield "\nRun it again:\n\n```sh\npython docs/make_shift.py runs\n```\n"
+
+
+def _compare_shift(ours: list[list[float]], theirs: list[list[float]]) -> str:
+    """Where every seed of one method has a lower NLL than every seed of the other."""
+    names = ["on clean images", *(f"at severity {k}" for k in range(1, len(ours)))]
+    pairs = list(zip(names, ours, theirs, strict=True))
+    lower = [name for name, x, y in pairs if max(x) < min(y)]
+    higher = [name for name, x, y in pairs if min(x) > max(y)]
+    told = [f"{word} {', '.join(where)}" for word, where in (("lower", lower), ("higher", higher)) if where]
+    compared = f"is {', and '.join(told)}" if told else "is nowhere clearly lower or higher"
+    return f"DiDiCM's NLL {compared} (every seed against every seed of the standard classifier)."
 
 
 def _write_distill(folder: Path) -> Iterator[str]:
@@ -388,9 +457,9 @@ def _on_people(lines: list[dict[str, Any]]) -> str:
     return f"{told}; *{', '.join(others[0])}* is {gap:.3f} farther (95 % interval {low:+.3f} to {high:+.3f})."
 
 
-def _spread(values: list[float]) -> str:
+def _spread(values: list[float], digits: int = 3) -> str:
     """Mean and standard deviation."""
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+    return f"{fmean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def _rounded(value: Any) -> Any:
