@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from didicm.cli.flags import parse
+from didicm.cli.options import percent
 from didicm.data import DataError, TrainTransform, find_transform, open_data
 from didicm.data.doctor import Findings, Look, examine, save_examples, spread
+from didicm.errors import UserError
 from didicm.evaluation.stored import open_model
 from didicm.evaluation.suspects import find_suspects
 from didicm.files import check_replaceable, is_our_picture
@@ -20,6 +22,7 @@ from didicm.settings import load_recipe
 from didicm.text import SafeConsole, count, readable
 
 MOST_SUSPECTS = 50
+POOR = 0.8  # accuracy below which most doubts are likely to be the model's mistakes
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ def main(argv: list[str]) -> int:
     text = "Scan images before training: unreadable files, tiny classes, imbalance, duplicates, sizes."
     options = parse(argv, DoctorOptions, command="doctor", description=text, positional=["data"])
     console = SafeConsole(soft_wrap=True)
+    if options.labels is not None and Path(options.labels).is_dir():
+        raise UserError(
+            f"--labels is for a table, and {options.labels} is a folder: a run whose model is to look for wrong "
+            "labels is given with --check-labels"
+        )
     check_replaceable(options.examples, is_our_picture, "--examples", force=options.force)
     config = load_recipe(options.recipe)
     image = config.image
@@ -70,8 +78,14 @@ def main(argv: list[str]) -> int:
         suspects = find_suspects(model, options.data, labels=options.labels, group_by=options.group_by)
         told = [
             f"The model in {options.check_labels} doubts {len(suspects.found)} of "
-            f"{count(suspects.ranked, 'label')} ({suspects.described})"
+            f"{count(suspects.ranked, 'label')} ({suspects.described}); "
+            f"it is right for {percent(suspects.accuracy)} of them"
         ]
+        if suspects.accuracy < POOR:
+            told.append(
+                "With a model that errs so often many of these labels are right and the model is wrong: look at "
+                "the first ones only, or train a better model"
+            )
         if left := len(data.train) + len(data.val or ()) - suspects.ranked:
             told.append(
                 f"It cannot check the other {count(left, 'label')}: it has learned them, right or wrong. "

@@ -29,6 +29,7 @@ class Suspects:
     found: list[Suspect]
     ranked: int  # images that were looked at
     described: str  # which they are, in a few words
+    accuracy: float  # of the model on them, by the labels as they are
 
 
 def find_suspects(model: StoredModel, data: str, **asked: Any) -> Suspects:
@@ -46,4 +47,5 @@ def find_suspects(model: StoredModel, data: str, **asked: Any) -> Suspects:
         Suspect(found.image_names[i], names[int(found.labels[i])], names[int(likely[i])], float(top[i]))
         for i in ranked
     ]
-    return Suspects(suspects, len(images), described)
+    accuracy = (likely == found.labels).double().mean().item()
+    return Suspects(suspects, len(images), described, accuracy)

@@ -1,6 +1,7 @@
 """Labels that a model doubts."""
 
 import numpy as np
+import pytest
 
 from didicm import save
 from didicm.cli.__main__ import main
@@ -43,6 +44,9 @@ def test_the_labels_that_a_model_doubts_come_first(tmp_path, make_checkpoint, so
     assert code in (0, 1)
     assert f"doubts {len(expected)} of " in printed
     assert str(suspects[0]) in printed
+    assert told.accuracy == pytest.approx(27 / 30)  # three labels are wrong
+    assert "it is right for 90.0 % of them" in printed
+    assert "errs so often" not in printed
     assert "cannot check" not in printed
 
 
@@ -55,3 +59,10 @@ def test_images_of_the_training_are_not_checked_and_that_is_said(tmp_path, save_
     printed = capsys.readouterr().out
     assert " of 9 labels (validation split of " in printed
     assert "It cannot check the other 15 labels: it has learned them" in printed
+    assert "With a model that errs so often many of these labels are right" in printed
+
+
+def test_a_run_given_as_a_table_of_labels_is_told_where_it_belongs(tmp_path, save_model, make_folder, fails):
+    save_model(tmp_path / "model")
+    folder = make_folder(tmp_path / "images", classes=NAMES, count=1)
+    assert "is given with --check-labels" in fails("doctor", folder, "--labels", tmp_path / "model")
