@@ -94,7 +94,8 @@ def shape(text):
     parts = []
     for line in text.splitlines():
         if set(line) & set("│┃"):
-            parts.append(tuple(" ".join(cell.split()) for cell in re.split("[│┃]", line)))
+            cells = (" ".join(cell.split()) for cell in re.split("[│┃]", line))
+            parts.append(tuple("N1 %" if cell == "-" else cell for cell in cells))  # of a class never predicted
         elif not set(line) & set(maker.BOX):
             parts += re.sub(r"[^\w\s/]", " ", line).split()
     return shorter(parts)
@@ -236,7 +237,8 @@ def test_a_page_says_what_it_continues_from(page):
 
 def test_every_study_is_on_the_page_on_comparisons(capsys):
     page = (ROOT / "docs" / "guides" / "compare.md").read_text(encoding="utf-8")
-    assert main(["study", "--help"]) == 0
+    with pytest.raises(SystemExit):
+        main(["study", "--help"])
     text = capsys.readouterr().out
     for name in list_studies():
         assert name in page
@@ -308,23 +310,21 @@ TOO_WIDE = """(wide) => [
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_every_page_fits_wide_and_narrow_screens_in_light_and_dark(site, browser):
-    page, troubles = browser.new_page(), []
-    page.set_default_timeout(600_000)
-    page.on("pageerror", lambda error: troubles.append(f"{page.url}: {error}"))
-    page.on("requestfailed", lambda request: troubles.append(f"{page.url} asks for {request.url}"))
-    for path in sorted(site.rglob("*.html")):
-        if path.name == "404.html":  # a server's, with addresses that start at its root
-            continue
-        page.goto(path.as_uri(), wait_until="domcontentloaded")
-        for width in (1280, 390):
-            page.set_viewport_size({"width": width, "height": 900})
-            grounds = set()
-            for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)
-                troubles += [f"{path.name}, {width} px: {what}" for what in page.evaluate(TOO_WIDE, width == 1280)]
-                grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-            assert len(grounds) == 2, f"{path.name} is the same in light and dark"
-    page.close()
+    troubles = []
+    pages = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]  # that one is a server's
+    for scheme, ground in (("light", "default"), ("dark", "slate")):
+        page = browser.new_page(color_scheme=scheme)
+        page.set_default_timeout(600_000)
+        page.on("pageerror", troubles.append)
+        page.on("requestfailed", troubles.append)
+        for path in pages:
+            page.goto(path.as_uri())
+            assert page.locator("body").get_attribute("data-md-color-scheme") == ground
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 900})
+                too_wide = page.evaluate(TOO_WIDE, width == 1280)
+                troubles.extend(f"{path.name}, {width} px, {scheme}: {what}" for what in too_wide)
+        page.close()
     assert not troubles
 
 

@@ -128,7 +128,7 @@ def _yaml(text: str, flag: str) -> Any:
 def show_help(command: str, description: str, *options: type, positional: Sequence[str] = ()) -> str:
     """What --help prints: the fields of all `options`."""
     usage = " ".join([f"usage: didicm {command}", *(name.upper() for name in positional), "[--OPTION VALUE ...]"])
-    lines = [usage, "", *textwrap.wrap(description, 100), ""]
+    lines = [usage, "", *textwrap.wrap(description, 100, break_on_hyphens=False), ""]
     for cls in options:
         words = help_of(cls)
         for name, kind in setting_types(cls).items():
