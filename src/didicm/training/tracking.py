@@ -14,6 +14,7 @@ from didicm.errors import UserError
 from didicm.files import write_files, writing
 from didicm.progress import ProgressDisplay
 from didicm.settings import RunConfig
+from didicm.text import count
 from didicm.text import SafeConsole
 
 METRICS = "metrics.jsonl"
@@ -74,7 +75,7 @@ class Tracker:
         if numbers is not None:
             self._text = f"epoch {epoch}  loss {numbers['loss']:.4f}"
             if skipped := numbers["skipped_steps"]:
-                self._text += f"  {skipped} steps skipped"
+                self._text += f"  {count(skipped, 'step')} skipped"
         self._display.update(step, self._text)
         if numbers is None or (not self.due and step < self._total):
             return

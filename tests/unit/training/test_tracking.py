@@ -11,7 +11,7 @@ from rich.console import Console
 from didicm.settings import RunConfig
 from didicm.training.tracking import Tracker, forget_after
 
-NUMBERS = {"loss": 1.5, "gradient_norm": 1.0, "lr": 0.1}
+NUMBERS = {"loss": 1.5, "gradient_norm": 1.0, "lr": 0.1, "skipped_steps": 0}
 METRICS = {"cls/Acc": 0.5, "cls/Acc5": 0.9, "cls/NLL": 1.0, "cal/ECE": 0.1}
 
 
@@ -83,7 +83,7 @@ def test_a_terminal_shows_a_bar_that_moves_during_validation_and_no_lines_per_st
     """In a real pseudo-terminal."""
     monkeypatch.setenv("TERM", "xterm-256color")
     controller, terminal = pty.openpty()
-    with open(terminal, "w", encoding="utf-8") as screen, ThreadPoolExecutor() as reader:
+    with ThreadPoolExecutor() as reader, open(terminal, "w", encoding="utf-8") as screen:
         shown = reader.submit(read_all, controller)
         console = Console(file=screen, width=150)
         with Tracker(tmp_path, RunConfig(), 4, 0, console, silent=False) as tracker:
