@@ -14,10 +14,12 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+MOST = 15_900_000  # bytes, about as many as a server takes
 KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 TYPES = (
     "image/png",
@@ -47,6 +49,7 @@ class Tally:
     statuses: dict[int, int] = field(default_factory=dict)
     lost: int = 0  # no answer, or one that was cut off
     left: int = 0  # the client went before its request was whole
+    health: list[float] = field(default_factory=list)  # seconds that /health took meanwhile
 
     def add(self, status: int, seconds: float) -> None:
         self.latencies.append(seconds)
@@ -90,10 +93,21 @@ async def hostile_clients(work: Work, seed: int) -> Tally:
     """Uploads that are damaged in one way or another; each gets an answer, or is cut off by the client itself."""
     tally, rng = Tally(), random.Random(seed)
     bodies = iter([hostile_upload(rng) for _ in range(work.hostile)])
+    done = asyncio.Event()
+
+    async def monitor() -> None:
+        while not done.is_set():
+            before = time.perf_counter()
+            reader, writer = await asyncio.open_connection("127.0.0.1", work.port)
+            if await request(reader, writer, "GET /health HTTP/1.1\r\n", b"") != 200:
+                raise RuntimeError("/health did not answer 200")
+            tally.health.append(time.perf_counter() - before)
+            writer.close()
+            await asyncio.sleep(0.1)
 
     async def client() -> None:
-        for kind, body, truncated in bodies:
-            head = "POST /predict HTTP/1.1\r\n" + (f"Content-Type: {kind}\r\n" if kind else "")
+        for path, kind, body, truncated in bodies:
+            head = f"POST {path} HTTP/1.1\r\n" + (f"Content-Type: {kind}\r\n" if kind else "")
             reader, writer = await asyncio.open_connection("127.0.0.1", work.port)
             before = time.perf_counter()
             try:
@@ -109,12 +123,17 @@ async def hostile_clients(work: Work, seed: int) -> Tally:
                 tally.lost += 1
             writer.close()
 
+    watching = asyncio.create_task(monitor())
     await asyncio.gather(*(client() for _ in range(work.clients)))
+    done.set()
+    await watching
     return tally
 
 
-def hostile_upload(rng: random.Random) -> tuple[str, bytes, bool]:
-    """A content type, a body, and whether the body breaks off."""
+def hostile_upload(rng: random.Random) -> tuple[str, str, bytes, bool]:
+    """A path, a content type, a body, and whether the body breaks off."""
+    if rng.random() < 0.01:
+        return (*rng.choice(bombs()), False)
     data = bytearray(photo(rng.randrange(50), rng.choice(KINDS)))
     for _ in range(rng.choice((0, 1, 3, 30, 300))):
         data[rng.randrange(len(data))] = rng.randrange(256)
@@ -124,18 +143,42 @@ def hostile_upload(rng: random.Random) -> tuple[str, bytes, bool]:
         data[rng.randrange(len(data) + 1) : 0] = rng.randbytes(rng.randrange(2000))
     if rng.random() < 0.05:
         data = bytearray(rng.randbytes(rng.randrange(100_000)))
-    if rng.random() < 0.005:  # few bytes that hold as many pixels as the server takes
-        data = bytearray(blank())
     kind = rng.choice(TYPES)
     if kind.endswith("boundary=b"):
         data = b'--b\r\nContent-Disposition: form-data; name="i"; filename="i"\r\n\r\n' + data + b"\r\n--b--\r\n"
-    return kind, bytes(data), rng.random() < 0.1
+    return "/predict", kind, bytes(data), rng.random() < 0.1
 
 
 @cache
-def blank() -> bytes:
+def bombs() -> list[tuple[str, str, bytes]]:
+    """Requests that would take gigabytes or many seconds of a server that believes them."""
+    infer, kind = "/v2/models/model/infer", "application/json"
+    return [
+        ("/predict", kind, b'{"a":[' + b"[]," * (MOST // 3) + b"[]]}"),
+        ("/predict", kind, b'{"images":[' + b"0," * 900_000 + b"0]}"),  # as many values as are read
+        ("/predict", kind, b'{"tasks":[],"label_config":"' + b"<a>" * (MOST // 3) + b'"}'),
+        (infer, kind, b'{"inputs":[' + b'{"":0},' * (MOST // 7) + b"0]}"),
+        (
+            infer,
+            kind,
+            b'{"inputs":[{"datatype":"UINT8","shape":[1,600,500,3],"data":[' + b"0," * 899_999 + b"0]}]}",
+        ),
+        ("/setup", kind, b'{"schema":"' + b"<a>" * (MOST // 3) + b'"}'),
+        ("/setup", kind, b'{"schema":"' + b"<a>" * 30_000 + b'"}'),
+        ("/predict", "image/png", blank("PNG", 7000)),
+        ("/predict", "image/webp", blank("WEBP", 7000, lossless=True, method=0)),
+        (
+            "/predict",
+            "image/webp",
+            blank("WEBP", 3900, lossless=True, method=0),
+        ),  # about the largest that is decoded
+        ("/predict", "image/jpeg", blank("JPEG", 7000, progressive=True)),
+    ]
+
+
+def blank(kind: str, side: int, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGBA", (7000, 7000), (0, 90, 0, 90)).save(buffer, "PNG")
+    Image.new("RGB", (side, side), (0, 90, 0)).save(buffer, kind, **options)
     return buffer.getvalue()
 
 

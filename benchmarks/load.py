@@ -16,7 +16,8 @@ from didicm.data import EvalTransform
 
 CLIENTS, SECONDS, HOSTILE = 200, 30.0, 5000
 SPREAD = 3.0  # 99th percentile over median
-GROWTH = 800.0  # MB that hostile uploads may add to the peak: the copies of one image of the most pixels
+GROWTH = 800.0  # MB that hostile uploads may add to the peak: their bodies, one large image, and JSON
+HEALTH = 5.0  # seconds within which /health answers whatever else is asked
 
 
 class Server:
@@ -74,6 +75,7 @@ def run() -> list[Result]:
         Result("hostile uploads refused", refused, "uploads"),
         Result("hostile uploads that broke something", broken, "uploads", 0, at_least=False),
         Result("hostile uploads lost", hostile.lost, "uploads", 0, at_least=False),
+        Result("longest wait for /health meanwhile", max(hostile.health), "s", HEALTH, at_least=False),
         Result("peak of memory raised by them", grown, "MB", GROWTH, at_least=False),
         Result("exit code after SIGTERM", code, "", 0, at_least=False),
     ]
