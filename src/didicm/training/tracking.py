@@ -14,8 +14,7 @@ from didicm.errors import UserError
 from didicm.files import write_files, writing
 from didicm.progress import ProgressDisplay
 from didicm.settings import RunConfig
-from didicm.text import count
-from didicm.text import SafeConsole
+from didicm.text import SafeConsole, count
 
 METRICS = "metrics.jsonl"
 NAMED = 5  # unreadable images that are named
