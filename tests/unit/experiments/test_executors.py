@@ -153,7 +153,7 @@ def test_submitit_tells_of_a_failed_job_while_others_go_on_and_nothing_is_traine
     failed = r"job \w+ failed \(DiDiCM, 7 px.*, seed 0: .*trained.json is damaged.*: see .*_log.err"
     with pytest.raises(UserError, match=failed):
         run_study(study, out, trainings=tmp_path, executor="submitit-local", jobs=2, console=console)
-    assert "submitted 2 jobs, which go on if this stops" in console.export_text()
+    assert "submitted 2 jobs, which go on if this command stops" in console.export_text()
     corrupted.unlink()
     run_study(study, out, trainings=tmp_path)  # the other job may be waiting, at it, or done
     assert len(numbers_of(out)) == 2
