@@ -165,10 +165,10 @@ def test_images_are_fetched_from_label_studio_alone(serve_here, engine, file, mo
     ]
     tasks = [{"data": {"picture": each}} for each in addresses]
     _, content = client.post_json("/predict", {"tasks": tasks, "label_config": INTERFACE})
-    assert [bool(entry["result"]) for entry in content["results"]] == [True, True, False, False, False]
-    assert sorted(seen) == [("/data/a.png", "Token key"), ("/data/b.png", "Token key"), ("/moved", "Token key")]
     studio.shutdown()
     studio.server_close()
+    assert [bool(entry["result"]) for entry in content["results"]] == [True, True, False, False, False]
+    assert sorted(seen) == [("/data/a.png", "Token key"), ("/data/b.png", "Token key"), ("/moved", "Token key")]
 
 
 def test_an_address_that_is_none_is_told(engine):
