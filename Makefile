@@ -40,11 +40,11 @@ format: $(READY) ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## measure speed and memory against the K x K form of the paper
-	$(BIN)/python -m benchmarks
+bench: $(READY) ## measure speed and memory, and write docs/speed.md
+	$(BIN)/python -m benchmarks --write
 
 load: $(READY) ## serve a model to 200 clients for 30 s, then to 5,000 hostile uploads
-	$(BIN)/python -m benchmarks load
+	$(BIN)/python -m benchmarks --write load
 
 results: $(READY) ## make docs/results.md again from the stored results
 	$(BIN)/python docs/make_results.py

@@ -1,52 +1,47 @@
-"""Run the benchmarks: `python -m benchmarks [suite ...]`; exits with 1 when a bound is broken."""
+"""Run the benchmarks: `python -m benchmarks [--write] [suite ...]`; exits with 1 when a bound is broken."""
 
+import argparse
 import importlib
-import json
 import sys
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import page
 from benchmarks.measure import Result
 
 SUITES = ["diffusion", "networks", "exported", "loading", "training", "bulk"]
 ALONE = ["load"]  # wants the machine for itself: only when named
-FOLDER = Path(__file__).parent / "results"
 
 
-def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in SUITES + ALONE]
-    if unknown:
-        print(f"unknown suite {unknown[0]!r}: choose from {', '.join(SUITES + ALONE)}", file=sys.stderr)
-        return 2
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES + ALONE)}")
+    parser.add_argument("--write", action="store_true", help="put what is measured into docs/speed.md")
+    args = parser.parse_args()
+    if unknown := [name for name in args.suites if name not in SUITES + ALONE]:
+        parser.error(f"unknown suite {unknown[0]!r}: choose from {', '.join(SUITES + ALONE)}")
     torch.set_num_threads(1)
-    FOLDER.mkdir(exist_ok=True)
     held = True
-    for name in names or SUITES:
+    for name in args.suites or SUITES:
         print(f"==> {name}", flush=True)
         results = importlib.import_module(f"benchmarks.{name}").run()
         show(name, results)
-        rows = [{**asdict(result), "holds": result.holds} for result in results]
-        (FOLDER / f"{name}.json").write_text(json.dumps(rows, indent=2) + "\n")
+        if args.write:
+            page.write({name: results})
         held = held and all(result.holds for result in results)
-    print(f"stored in {FOLDER}")
     return 0 if held else 1
 
 
-def show(name: str, results: list[Result]) -> None:
+def show(name: str, results: Sequence[Result]) -> None:
     table = Table("what", "measured", "bound", "", title=name, title_justify="left")
     for result in results:
-        bound = ""
-        if result.bound is not None:
-            bound = f"{'at least' if result.at_least else 'at most'} {result.bound:,g} {result.unit}"
         mark = "" if result.bound is None else "ok" if result.holds else "BROKEN"
-        value = f"{result.value:,.0f}" if result.value >= 1000 else f"{result.value:.3g}"
-        table.add_row(result.name, f"{value} {result.unit}", bound, mark)
+        table.add_row(result.name, result.value_text, result.bound_text, mark)
     Console(width=120).print(table)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

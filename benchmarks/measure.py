@@ -25,6 +25,17 @@ class Result:
     def holds(self) -> bool:
         return self.bound is None or (self.value >= self.bound if self.at_least else self.value <= self.bound)
 
+    @property
+    def value_text(self) -> str:
+        number = f"{self.value:,.0f}" if self.value >= 1000 else f"{self.value:.3g}"
+        return f"{number} {self.unit}".strip()
+
+    @property
+    def bound_text(self) -> str:
+        if self.bound is None:
+            return ""
+        return f"{'at least' if self.at_least else 'at most'} {self.bound:,g} {self.unit}".strip()
+
 
 def seconds(function: Callable[[], Any], budget: float = 1.0, least: int = 3) -> float:
     """Best time of one call: the least disturbed one on a shared machine."""

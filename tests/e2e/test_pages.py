@@ -9,7 +9,6 @@ import re
 import runpy
 import shutil
 import sys
-import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -157,8 +156,7 @@ def follow(page, folder):
                 if block.detail and "in other words" in block.detail:  # for other images
                     continue
                 message = f"{page.name} shows\n{block.code}\nand not\n{printed}\nrun make examples"
-                if shape(without_further_notes(printed, block.code)) != shape(block.code):
-                    warnings.warn(message, stacklevel=1)  # the pages await a run of make examples
+                assert shape(without_further_notes(printed, block.code)) == shape(block.code), message
     finally:
         reader.close()
 
@@ -253,6 +251,15 @@ def test_the_counts_of_the_architecture_page_are_the_stored_ones():
 
     page = PAGE.read_text(encoding="utf-8")
     assert with_tables(page, json.loads(STORED.read_text(encoding="utf-8"))) == page
+
+
+def test_the_page_on_speed_shows_what_was_measured():
+    from benchmarks import page
+    from benchmarks.__main__ import ALONE, SUITES
+
+    measured, text = page.read(), page.PAGE.read_text(encoding="utf-8")
+    assert set(measured) == {*SUITES, *ALONE}
+    assert page.with_tables(text, measured) == text
 
 
 def test_every_public_name_has_an_example():

@@ -138,7 +138,8 @@ def open_model(
             f"the transform in {place}/{CONFIG} has {transform.channels} channels and the network "
             f"{checkpoint.classifier.in_chans}: restore it"
         )
-    checkpoint.classifier.to(find_device(device)).eval()
+    # Convolutions are a good deal faster channels-last, on CPUs too.
+    checkpoint.classifier.to(find_device(device)).to(memory_format=torch.channels_last).eval()
     model = StoredModel(place, checkpoint, transform, dict(sampler or {}))
     _ = model.posterior  # a wrong setting of the sampler shows now
     return model

@@ -26,7 +26,7 @@ from didicm.experiments.tune import SEARCHED
 from didicm.files import write_files
 from didicm.models import cost
 from didicm.training.build import RunComponents, training_multiply_adds
-from didicm.training.devices import make_fabric, memory_format, tune
+from didicm.training.devices import make_fabric, tune
 from didicm.training.kept import LAST, SNAPSHOTS
 from didicm.training.tracking import METRICS
 
@@ -97,14 +97,11 @@ def trial_of(
 
 
 def _load(run: Run, fabric: Fabric) -> Classifier:
-    """What a run was trained for: the last model, an ensemble of several trainings, or the snapshots of one.
-
-    It lies on the device as in training.
-    """
+    """What a run was trained for: the last model, an ensemble of several trainings, or the snapshots of one."""
     place = SNAPSHOTS if run.networks > len(run.members) else LAST
     tune(fabric.device)
     classifier = load(Path(run.config.out) / place).classifier
-    return classifier.to(fabric.device).to(memory_format=memory_format(fabric.device))
+    return classifier.to(fabric.device).to(memory_format=torch.channels_last)
 
 
 @contextmanager

@@ -87,7 +87,6 @@ class Predictor:
             sampler: fields of `Sampler` to change, for a diffusion classifier.
         """
         model = open_model(directory, device=device, size=size, sampler=sampler)
-        model.classifier.to(memory_format=torch.channels_last)  # convolutions are a good deal faster so
         if optimize or compile:
             model = optimized(model, compile=compile)
         calibration, note = None, "calibration left out"
