@@ -65,8 +65,9 @@ def show(calibration: Calibration, images: str, notes: list[str], console: Conso
     console.print(f"{count} images: {images}", highlight=False)
     for note in notes:
         console.print(f"note: {note}", highlight=False)
-    way = "was overconfident" if value > 1 else "was underconfident" if value < 1 else "stays"
-    console.print(f"temperature {value:.3f}: the model {way}", highlight=False)
+    error = "overconfident" if value > 1 else "underconfident"
+    effect = "posteriors stay as they are" if value == 1 else f"the model was {error}"
+    console.print(f"temperature {value:.3f}: {effect}", highlight=False)
     table = Table(f"on the other {check['images']} images", "before", "after")
     table.add_row("NLL", *(f"{check[when]['cls/NLL']:.4f}" for when in ("before", "after")))
     table.add_row("ECE", *(percent(check[when]["cal/ECE"]) for when in ("before", "after")))
