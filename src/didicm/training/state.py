@@ -27,6 +27,11 @@ from didicm.training.build import build_classifier
 from didicm.training.devices import first_alone, gather, is_sharded, prepare_network
 
 STATE = "state/state.safetensors"
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}  # in some optimisers' state
 
 
 @dataclass
@@ -181,6 +186,8 @@ def _separate(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"dict": [[key, _separate(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
         return {"list": [_separate(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
     return value
 
 
@@ -189,6 +196,8 @@ def _join(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     if "tensor" in value:
         return tensors[f"optimizer/{value['tensor']}"]
+    if "dtype" in value:
+        return DTYPES[value["dtype"]]
     if "dict" in value:
         return {key: _join(item, tensors) for key, item in value["dict"]}
     return [_join(item, tensors) for item in value["list"]]

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from timm.optim import create_optimizer_v2, list_optimizers
+from torch import nn
 
 from didicm import UserError
 from didicm.training.state import Progress, has_state, load_state, save_state
@@ -53,3 +55,30 @@ def test_a_damaged_state_is_named(content, tmp_path):
     (tmp_path / "state" / "state.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"state.safetensors is damaged, .*, delete the run"):
         load_state(tmp_path)
+
+
+NOT_HERE = ["fused*", "bnb*", "kron*", "adahessian"]  # need a GPU, or draw random numbers of their own
+
+
+@pytest.mark.parametrize("name", list_optimizers(exclude_filters=NOT_HERE))
+def test_the_state_of_every_optimiser_of_timm_returns(name, tmp_path):
+    def make():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+        return network, create_optimizer_v2(network, opt=name, lr=1e-2, weight_decay=0.01)
+
+    def step(network, optimizer):
+        network(torch.linspace(0, 1, 32).view(2, 1, 4, 4)).square().sum().backward()
+        optimizer.step()
+        network.zero_grad()
+
+    (whole, first), (network, resumed) = make(), make()
+    step(whole, first)
+    save_state(tmp_path, Progress(), {"network": whole.state_dict()}, first.state_dict())
+    _, weights, state = load_state(tmp_path)
+    network.load_state_dict(weights["network"])
+    resumed.load_state_dict(state)
+    for one, optimizer in ((whole, first), (network, resumed)):
+        step(one, optimizer)
+    for ours, theirs in zip(network.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
