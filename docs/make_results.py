@@ -49,6 +49,7 @@ ORDER = (
     "schedules",
     "objectives",
     "training",
+    "recipe",
     "finetune",
 )
 HEAD = """# Results

@@ -23,7 +23,7 @@ from didicm.data.images import DataError, check_channels, stack
 from didicm.data.randomness import keys, preserved, seed_all, uniform
 from didicm.diffusion.views import Views, crop_and_flip
 from didicm.errors import did_you_mean, reason
-from didicm.values import Few, Pixels, Positive, Range, Settings, plain
+from didicm.values import Few, Pixels, Range, Settings, plain
 
 MEAN = {1: (0.5,), 3: (0.485, 0.456, 0.406)}  # ImageNet's for RGB
 STD = {1: (0.5,), 3: (0.229, 0.224, 0.225)}  # other numbers of channels have those of the training images
@@ -42,8 +42,8 @@ class EvalTransform(Settings):
     prefix = "transform."
     size: Pixels = 224  # of the square the network sees: the paper's input resolution
     channels: int = 3
-    mean: tuple[float, ...] = ()  # one per channel; none stands for the usual ones
-    std: tuple[Positive, ...] = ()
+    mean: tuple[Annotated[float, Range(-1000, 1000)], ...] = ()  # one per channel; none stands for the usual ones
+    std: tuple[Annotated[float, Range(1e-6, 1000)], ...] = ()
     crop_pct: CropPct = 0.875  # the size, over the shorter side after resizing; 1 keeps the border
     interpolation: Interpolation = "bicubic"
 

@@ -133,6 +133,7 @@ def test_transform_survives_json():
         (EvalTransform, {"channels": 2}),
         (EvalTransform, {"mean": (0.5,)}),
         (EvalTransform, {"std": (0.0, 1.0, 1.0)}),
+        (EvalTransform, {"mean": (-1e30, 0.5, 0.5)}),  # the network would answer with NaN
         (EvalTransform, {"crop_pct": 0.0}),
         (EvalTransform, {"crop_pct": 1.5}),
         (EvalTransform, {"interpolation": "best"}),
