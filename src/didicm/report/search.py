@@ -71,12 +71,14 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
     """How settings were chosen, and whose best lay at the end of what was tried."""
     factors = search_factors(study.tune)
     alone = sum(factor["optimizer.lr"] == 1 for factor in factors)
+    further = f", {len(factors) - alone} in learning rate and weight decay too" if alone < len(factors) else ""
     says = [
         f"Every method has the best of the same {study.tune} trials under each condition, by the NLL of held-out "
-        f"training images: {alone} differ in length alone, {len(factors) - alone} in learning rate and weight "
-        "decay too."
+        f"training images: {alone} differ in length alone{further}."
     ]
     for name, what in (("epochs", "longest training"), ("optimizer.lr", "highest learning rate")):
+        if len({factor[name] for factor in factors}) == 1:
+            continue
         ends = [
             f"{method} ({condition}, {best.settings[name]:g})"
             for (method, condition), best in choose(trials).items()
