@@ -129,7 +129,7 @@ def test_wrong_values_of_a_model_directory_are_named(changes, says, changed):
         ({"transform__size": 10**9}, "transform.size must be at most 4096"),
         ({"transform__size": 2.5}, "transform.size must be a whole number"),
         ({"transform__mean": ["a"]}, "transform.mean must be"),
-        ({"transform__std": [0]}, "transform.std must be above 0"),
+        ({"transform__std": [0]}, "transform.std must be at least 1e-06"),
         ({"transform__crop_pct": 1e-12}, "transform.crop_pct must be in"),
         ({"transform__interpolation": "magic"}, "transform.interpolation must be one of"),
         ({"transform__channels": 3, "transform__mean": [], "transform__std": []}, "3 channels and the network 1"),
