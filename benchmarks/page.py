@@ -13,8 +13,8 @@ Suites = Mapping[str, Sequence[Result]]
 
 HEAD = """# Speed
 
-What posteriors, training, bulk prediction, exported models and the server cost. `make bench` and `make load`
-measure it and write this page. Times are ratios within one run: both sides take turns on the same machine, here
+What answers, training and exported models cost, as far as it was measured. `make bench` and `make load` measure
+it and write this page. Times are ratios within one run: both sides take turns on the same machine, here
 two shared CPU cores, and each keeps its best time. A bound is a promise: `make bench` fails when one is broken.
 GPUs are not measured here; what decides their speed (host syncs, graphs, data types, devices) is counted by the
 tests.

@@ -317,7 +317,7 @@ def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     figures = draw_numbers(study, rows, trials)
     write_files(folder, {figure.file: figure.data for figure in figures})
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
-    parts += [f"Predicted before the runs: {study.prediction}\n"] if study.prediction else []
+    parts += [f"Predicted: {study.prediction}\n"] if study.prediction else []
     parts += [f"{sentence}\n" for sentence in verdict(study, rows, trials)]
     parts += [f"![{figure.title}](results/{folder.name}/{figure.file})\n" for figure in figures]
     tables = make_tables(study, rows)
