@@ -117,7 +117,7 @@ def test_every_layout_has_its_figures_and_tables(tmp_path, store, monkeypatch, l
     assert any(title.startswith("Published: ") for title in titles) == ("published" in content)
     page = (tmp_path / "report.html").read_text()
     assert "didicm study x.yaml" in page
-    assert "Predicted before the runs: It will &lt;win&gt;." in page
+    assert "Predicted: It will &lt;win&gt;." in page
 
 
 def test_a_run_has_the_label_that_its_method_has_now(tmp_path, store, comparison, unrendered):
