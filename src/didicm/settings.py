@@ -68,6 +68,8 @@ class OptimizerConfig(Settings):
         scale_lr: multiply lr by sqrt(1 / fraction), the paper's rule for less data
         clip: largest gradient norm
         ema: decay of averaged weights, which are then what is validated and saved
+        swa: stochastic weight averaging instead of ema: over this last share of the steps the learning rate stays as
+            it is and the weights are averaged, each step alike
         snapshots: anneal the learning rate this many times; the models at the end of each become an ensemble in
             snapshots/
     """
@@ -80,6 +82,7 @@ class OptimizerConfig(Settings):
     warmup_epochs: NonNegative = 5
     clip: Positive | None = None
     ema: Annotated[float, Range(0, 1)] | None = None
+    swa: Annotated[float, Range(0, 1, open=True)] | None = None
     momentum: Annotated[float, Range(0, 1)] = 0.9
     snapshots: Annotated[int, Range(2, 100)] | None = None
 

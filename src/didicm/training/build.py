@@ -186,8 +186,15 @@ def check_settings(config: TrainConfig) -> None:
         )
     if config.optimizer.scale_lr and config.fraction > 1:
         raise UserError("optimizer.scale_lr needs fraction as a part of the images, not as a number of them")
-    if config.optimizer.ema is not None and is_sharded(config.run):
-        raise UserError("optimizer.ema does not work with fsdp, which splits the weights: leave one of them out")
+    averages = [name for name in ("ema", "swa") if getattr(config.optimizer, name) is not None]
+    if len(averages) > 1:
+        raise UserError("optimizer.swa averages weights in place of optimizer.ema: set optimizer.ema none")
+    if averages and is_sharded(config.run):
+        raise UserError(
+            f"optimizer.{averages[0]} does not work with fsdp, which splits the weights: leave one of them out"
+        )
+    if config.optimizer.swa is not None and config.optimizer.snapshots:
+        raise UserError("optimizer.swa and optimizer.snapshots have schedules of their own: leave one of them out")
     if (cycles := config.optimizer.snapshots) and config.epochs % cycles:
         raise UserError(f"optimizer.snapshots {cycles} needs equal cycles: make epochs a multiple of {cycles}")
 
@@ -248,7 +255,8 @@ class TrainingCost:
 def estimate(config: TrainConfig, components: RunComponents, world_size: int, *, gpu: bool) -> TrainingCost:
     """Work out steps, multiply-adds and memory per process."""
     model, size = components.classifier.model, components.eval_transform.size
-    copies = 4 + (config.optimizer.ema is not None)  # weights, gradients, and two moments
+    averaged = config.optimizer.ema is not None or config.optimizer.swa is not None
+    copies = 4 + averaged  # weights, gradients, and two moments
     if gpu and config.run.precision != "16-mixed":
         copies += copies - 1  # `Steps` keeps one of all but the gradients, unless float16 has every step read
     per_image = _saved_bytes(components, 3) - _saved_bytes(components, 2)  # the weights cancel

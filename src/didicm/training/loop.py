@@ -122,6 +122,7 @@ def _train(
         torch_optimizer.load_state_dict(scatter(optimizer_state, torch_optimizer))
     optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(torch_optimizer))
     scheduler = make_scheduler(config, torch_optimizer, steps_per_epoch, total_steps)
+    annealing = state.annealing(total_steps)
     if resumed and fabric.is_global_zero:
         console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
 
@@ -141,7 +142,7 @@ def _train(
                     batches = _batches_from(progress.step, loader, steps_per_epoch)
 
                 # Loss and gradient, in `accumulate` parts
-                scheduler.step_update(progress.step)
+                scheduler.step_update(min(progress.step, annealing))
                 losses = []
                 for part in range(config.accumulate):
                     number = progress.step * config.accumulate + part

@@ -75,12 +75,22 @@ class TrainState:
     def make(cls, config: TrainConfig, classifier: Classifier, fabric: Fabric) -> "TrainState":
         """The state before the first step."""
         classifier.model = prepare_network(classifier.model, config.run, fabric)
-        ema = None
+        ema, network = None, classifier.model
         if config.optimizer.ema is not None:
             # Warm-up: at first the average follows the weights, or a short run would keep its random start.
-            network = classifier.model.to(fabric.device)
-            ema = ModelEmaV3(network, config.optimizer.ema, use_warmup=True)
+            ema = ModelEmaV3(network.to(fabric.device), config.optimizer.ema, use_warmup=True)
+        elif config.optimizer.swa is not None:  # a warm-up of this power never ends: the mean of all steps
+            ema = ModelEmaV3(network.to(fabric.device), 1.0, use_warmup=True, warmup_power=1.0)
         return cls(config, classifier, ema, fabric.device)
+
+    def annealing(self, total_steps: int) -> int:
+        """Steps in which the learning rate follows its schedule; `swa` averages those after them."""
+        share = self.config.optimizer.swa
+        if self.ema is None or share is None:
+            return total_steps
+        steps = total_steps - max(1, round(share * total_steps))
+        self.ema.update_after_step = steps - 1  # it copies the weights of the step after this one
+        return steps
 
     def average(self) -> None:
         """Move the averaged weights, if there are any."""
