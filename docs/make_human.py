@@ -36,9 +36,17 @@ def main() -> None:
         index, counts = (torch.from_numpy(stored[key]).long() for key in ("test_index", "cifar10h_counts"))
     people = counts.double() / counts.sum(1, keepdim=True)
     for study in places.studies:
-        lines = [json.dumps(line) for line in measure(study, index, people)]
-        write_files(FOLDER, {f"{study.name}.jsonl": "\n".join(lines) + "\n"})
-        print(FOLDER / f"{study.name}.jsonl", len(lines))
+        path = FOLDER / f"{study.name}.jsonl"
+        before = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        # Posteriors are not in the repository: what was measured where they were stays.
+        lines = {name(line): line for line in (*before, *measure(study, index, people))}
+        write_files(FOLDER, {path.name: "".join(json.dumps(line) + "\n" for line in lines.values())})
+        print(path, len(lines))
+
+
+def name(line: dict[str, Any]) -> tuple[Any, ...]:
+    """What a record is of."""
+    return tuple(line[key] for key in ("method", "sampler", "condition", "seed"))
 
 
 def measure(study: Path, index: Tensor, people: Tensor) -> list[dict[str, Any]]:
@@ -49,6 +57,8 @@ def measure(study: Path, index: Tensor, people: Tensor) -> list[dict[str, Any]]:
     ):
         for found in result.measurements:
             if found.posteriors is None:
+                continue
+            if not (study / found.posteriors).exists():
                 continue
             stored = load_posteriors(study / found.posteriors)
             if len(stored.probs) <= int(index.max()):

@@ -68,8 +68,8 @@ class OptimizerConfig(Settings):
         scale_lr: multiply lr by sqrt(1 / fraction), the paper's rule for less data
         clip: largest gradient norm
         ema: decay of averaged weights, which are then what is validated and saved
-        swa: stochastic weight averaging instead of ema: over this last share of the steps the learning rate stays as
-            it is and the weights are averaged, each step alike
+        swa: stochastic weight averaging, in place of ema: over this last share of the steps the learning rate
+            stays as it is and the weights are averaged, each step alike
         snapshots: anneal the learning rate this many times; the models at the end of each become an ensemble in
             snapshots/
     """
