@@ -36,6 +36,8 @@ from didicm.report.verdict import verdict
 FOLDER = Path(__file__).parent / "results"
 ORDER = (
     "fair",
+    "breadth",
+    "classes",
     "labels",
     "ensembles",
     "steps",
@@ -98,7 +100,7 @@ interval of the difference over seeds, paired; of a hundred such comparisons, fi
 """
 ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scaled=True))
 _MARKS = {1: " +", 0: "", -1: " -"}
-TUNED = ("fair-cpu", "labels-cpu")
+TUNED = ("fair-cpu", "breadth-cpu", "classes-cpu", "labels-cpu")
 AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
 
 DISTILL = "distill"
@@ -185,7 +187,11 @@ def _write_advice(folders: list[Path]) -> Iterator[str]:
 def _conclude(once: list[Compared], often: list[Compared]) -> Iterator[str]:
     """What to use when: it follows from the marks alone."""
     told = []
-    for metric, purpose in ((SCALED_NLL, "probabilities"), (TOP1, "the most probable class")):
+    for metric, purpose in (
+        (NLL, "probabilities without a temperature"),
+        (SCALED_NLL, "probabilities with a temperature"),
+        (TOP1, "the most probable class"),
+    ):
         better = [x for x in (*once, *often) if x.values[metric][2] == 1]
         for condition in dict.fromkeys(x.condition for x in better):
             here = [x for x in better if x.condition == condition]
@@ -281,11 +287,12 @@ def _on_aim(found: list[Compared]) -> Iterator[str]:
     yield ""
 
 
-SUMMARY, SMOOTHED = "fair-cpu", "smoothed labels"
+SUMMARY = "fair-cpu"
+SMOOTHED = ("smoothed labels", "half masked")  # variants whose labels are smoothed
 
 
 def write_summary(text: str, folder: Path = FOLDER) -> str:
-    """README.md with the tuned study in one table: both methods with smoothed labels, by images per class."""
+    """README.md with the tuned study in one table: all methods with smoothed labels, by images per class."""
     plan = read_plan(folder / SUMMARY)
     assert plan is not None
     rows = rows_of(read_results(folder / SUMMARY), plan.study)
@@ -294,7 +301,7 @@ def write_summary(text: str, folder: Path = FOLDER) -> str:
     heads = [f"{m.heading}, {c.fraction} per class" for c in conditions for m in shown]
     lines = [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]
     for entry in rows.entries():
-        if entry.method.variant != SMOOTHED:
+        if entry.method.variant not in SMOOTHED:
             continue
         cells = []
         for condition, metric in product(conditions, shown):
