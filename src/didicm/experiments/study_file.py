@@ -24,7 +24,9 @@ METHODS = {
     "standard-smooth": Method(
         "standard", "smoothed labels", settings={"method": "standard", "augment.label_smoothing": 0.1}
     ),
-    "didicm-score": Method("DiDiCM", "score", settings={"model_args.parameterization": "score"}),  # the paper's
+    "didicm-score": Method(  # the paper's
+        "DiDiCM", "score", settings={"model_args.parameterization": "score", "mask": 0.0}
+    ),
     "didicm-posterior": Method("DiDiCM", "posterior", settings={"model_args.parameterization": "posterior"}),
 }
 QUESTION = "Is DiDiCM better than a standard classifier, and at what cost?"
