@@ -19,6 +19,8 @@ GIVEN = (
     "steps-cpu",
     "ensembles-cpu",
     "training-cpu",
+    "breadth-cpu",
+    "classes-cpu",
 )  # on images that do not ship
 SMALL = {
     "name": "mine",
