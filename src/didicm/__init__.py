@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from didicm.diffusion import UniformProcess as UniformProcess
     from didicm.errors import UserError as UserError
     from didicm.evaluation.assess import evaluate as evaluate
-    from didicm.evaluation.ensemble import ensemble as ensemble
+    from didicm.evaluation.assess import evaluate_shift as evaluate_shift
     from didicm.evaluation.fitting import calibrate as calibrate
-    from didicm.evaluation.shift import evaluate_shift as evaluate_shift
+    from didicm.evaluation.stored import ensemble as ensemble
     from didicm.inference.bulk import predict as predict
     from didicm.inference.export import export as export
-    from didicm.inference.fuse import optimize_for_inference as optimize_for_inference
     from didicm.inference.hub import push as push
+    from didicm.inference.optimize import optimize_for_inference as optimize_for_inference
     from didicm.inference.predictor import Predictor as Predictor
     from didicm.models import create_model as create_model
     from didicm.models import list_models as list_models
@@ -50,15 +50,15 @@ _HOME = {
     "calibrate": "evaluation.fitting",
     "compare": "cli.compare",
     "create_model": "models",
-    "ensemble": "evaluation.ensemble",
+    "ensemble": "evaluation.stored",
     "evaluate": "evaluation.assess",
-    "evaluate_shift": "evaluation.shift",
+    "evaluate_shift": "evaluation.assess",
     "export": "inference.export",
     "list_models": "models",
     "load": "checkpoint",
     "load_weights": "checkpoint",
     "open_data": "data",
-    "optimize_for_inference": "inference.fuse",
+    "optimize_for_inference": "inference.optimize",
     "predict": "inference.bulk",
     "push": "inference.hub",
     "save": "checkpoint",

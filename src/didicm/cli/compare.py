@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.flags import parse
-from didicm.data.label_noise import LabelNoise
+from didicm.data.corruptions import LabelNoise
 from didicm.errors import UserError
 from didicm.experiments.executors import ExecutorName
 from didicm.experiments.forecast import forecast, usual_tflops

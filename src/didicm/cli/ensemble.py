@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from didicm.cli.flags import parse
-from didicm.evaluation.ensemble import ensemble
+from didicm.evaluation.stored import ensemble
 from didicm.text import SafeConsole
 
 

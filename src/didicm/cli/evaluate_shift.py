@@ -9,7 +9,7 @@ from rich.table import Table
 
 from didicm.cli.options import percent
 from didicm.data.corruptions import SEVERITIES
-from didicm.evaluation.shift import UNLIKE, ShiftEvaluation, evaluate_shift
+from didicm.evaluation.assess import UNLIKE, ShiftEvaluation, evaluate_shift
 from didicm.evaluation.stored import StoredModel
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, to_json, write_files
 from didicm.report.shift import shift_figure

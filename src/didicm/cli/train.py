@@ -15,9 +15,8 @@ from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read
 from didicm.text import SafeConsole, count, quoted
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric, works_behind
-from didicm.training.kept import BEST, LAST, SNAPSHOTS
 from didicm.training.loop import CONFIG, HELD, train
-from didicm.training.state import STATE, has_state, load_state
+from didicm.training.state import BEST, LAST, SNAPSHOTS, STATE, has_state, load_state
 from didicm.training.tracking import METRICS
 from didicm.values import flatten, override, setting_types
 

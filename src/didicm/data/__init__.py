@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from didicm.data.corruptions import Corruptions as Corruptions
     from didicm.data.decode import open_image as open_image
     from didicm.data.decode import to_channels as to_channels
-    from didicm.data.features import FeatureSet as FeatureSet
     from didicm.data.images import ArraySet as ArraySet
     from didicm.data.images import DataError as DataError
+    from didicm.data.images import FeatureSet as FeatureSet
     from didicm.data.images import ImageSet as ImageSet
     from didicm.data.images import UnreadableImageError as UnreadableImageError
     from didicm.data.images import is_small as is_small
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "corruptions": ["Corruptions"],
     "decode": ["open_image", "to_channels"],
-    "features": ["FeatureSet"],
     "images": [
-        "ArraySet", "DataError", "ImageSet", "UnreadableImageError", "is_small", "readable", "relabel",
+        "ArraySet", "DataError", "FeatureSet", "ImageSet", "UnreadableImageError", "is_small", "readable",
+        "relabel",
     ],
     "loader": ["Loader", "make_loader"],
     "randomness": ["stratified_split", "subset"],

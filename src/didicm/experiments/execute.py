@@ -29,9 +29,8 @@ from didicm.settings import TrainConfig
 from didicm.signals import STOPPING
 from didicm.text import SafeConsole
 from didicm.training.build import INDEX, RunComponents, build, check_batches
-from didicm.training.kept import BEST, LAST
 from didicm.training.loop import DivergedError, train
-from didicm.training.state import STATE, has_state
+from didicm.training.state import BEST, LAST, STATE, has_state
 
 RUNS = "runs"  # folder of trainings, which studies share
 # Files of a run's folder: what is to be done, as long as it is, what came out, and how far it is.

@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from didicm.data.corruptions import SEVERITIES
-from didicm.evaluation.shift import ShiftEvaluation
+from didicm.evaluation.assess import ShiftEvaluation
 from didicm.report.style import legend_below, looks, make_axes
 
 TITLES = {

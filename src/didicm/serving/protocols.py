@@ -15,8 +15,8 @@ from urllib.parse import urljoin, urlsplit
 import numpy as np
 from fastapi import FastAPI, Request
 
-from didicm.data.bands import Picture, from_pixels
 from didicm.data.many_channels import MOST_CHANNELS
+from didicm.data.picture import Picture, from_pixels
 from didicm.errors import UserError
 from didicm.serving.engine import Answer, Question, check_pixels
 from didicm.serving.refusal import RefusalError

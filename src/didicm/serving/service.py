@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from didicm.data.bands import Picture
+from didicm.data.picture import Picture
 from didicm.errors import UserError
 from didicm.inference.adjust import Adjustment, claim, kept_rule, make_adjustment
 from didicm.serving.batching import Batcher

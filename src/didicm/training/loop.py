@@ -41,8 +41,19 @@ from didicm.training.devices import (
     tune,
 )
 from didicm.training.features import FEATURES, with_features
-from didicm.training.kept import BEST, CYCLES, LAST, SNAPSHOTS, check_cycles, ended_cycle, join_cycles, keep
-from didicm.training.state import STATE, TrainState, has_state
+from didicm.training.state import (
+    BEST,
+    CYCLES,
+    LAST,
+    SNAPSHOTS,
+    STATE,
+    TrainState,
+    check_cycles,
+    ended_cycle,
+    has_state,
+    join_cycles,
+    keep,
+)
 from didicm.training.steps import Steps, make_optimizer, make_scheduler
 from didicm.training.tracking import Tracker
 
