@@ -19,7 +19,7 @@ from didicm.data.images import DataError, FeatureSet, ImageSet, MemorySet, Unrea
 from didicm.data.picture import Picture
 from didicm.data.randomness import epoch_order, keys, occurrences, preserved
 from didicm.data.transforms import EvalTransform, TrainTransform, to_tensor
-from didicm.signals import obey_parent_alone, shielded
+from didicm.processes import obey_parent_alone, shielded
 
 REPLACEMENT_TRIES = 20
 T = TypeVar("T")

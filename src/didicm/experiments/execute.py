@@ -24,9 +24,8 @@ from didicm.experiments.measure import measure, measure_trial, trial_of
 from didicm.experiments.results import Record, RunResult, Trial
 from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
-from didicm.locks import held
+from didicm.processes import STOPPING, held
 from didicm.settings import TrainConfig
-from didicm.signals import STOPPING
 from didicm.text import SafeConsole
 from didicm.training.build import INDEX, RunComponents, build, check_batches
 from didicm.training.loop import DivergedError, train

@@ -19,7 +19,7 @@ from didicm.data.listing import ImageRef, Listing, write_listing
 from didicm.errors import UserError
 from didicm.files import read_json, to_json, write_files, writing
 from didicm.inference.rows import SUFFIXES, Format, Rows, RowWriter, join_rows
-from didicm.locks import LOCK, held
+from didicm.processes import LOCK, held
 
 PLAN, LISTING = ".plan.json", ".images-"
 AGAIN = "give another --out, or remove it to start anew"

@@ -13,9 +13,8 @@ from starlette.exceptions import HTTPException
 
 from didicm.data.decode import image_formats
 from didicm.serving import protocols
-from didicm.serving.refusal import RefusalError
 from didicm.serving.schema import PREDICT
-from didicm.serving.security import Access, Guard
+from didicm.serving.security import Access, Guard, RefusalError
 from didicm.serving.service import Service, log
 from didicm.serving.uploads import read_upload
 

@@ -23,9 +23,8 @@ from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import evaluate
 from didicm.files import clear_leftovers, write_files
-from didicm.locks import held
+from didicm.processes import held, stoppable
 from didicm.settings import TrainConfig, to_yaml
-from didicm.signals import stoppable
 from didicm.text import SafeConsole
 from didicm.training.build import RunComponents, build, check_batches, check_settings
 from didicm.training.devices import (
