@@ -37,35 +37,26 @@ if TYPE_CHECKING:
     from didicm.models import list_models as list_models
     from didicm.training.loop import train as train
 
-_HOME = {
-    "Classifier": "classifier",
-    "DiffusionClassifier": "classifier",
-    "Ensemble": "classifier",
-    "Posterior": "diffusion",
-    "Predictor": "inference.predictor",
-    "Sampler": "classifier",
-    "StandardClassifier": "classifier",
-    "UniformProcess": "diffusion",
-    "UserError": "errors",
-    "calibrate": "evaluation.fitting",
-    "compare": "cli.compare",
-    "create_model": "models",
-    "ensemble": "evaluation.stored",
-    "evaluate": "evaluation.assess",
-    "evaluate_shift": "evaluation.assess",
-    "export": "inference.export",
-    "list_models": "models",
-    "load": "checkpoint",
-    "load_weights": "checkpoint",
-    "open_data": "data",
-    "optimize_for_inference": "inference.optimize",
-    "predict": "inference.bulk",
-    "push": "inference.hub",
-    "save": "checkpoint",
-    "train": "training.loop",
+_NAMES = {
+    "checkpoint": ["load", "load_weights", "save"],
+    "classifier": ["Classifier", "DiffusionClassifier", "Ensemble", "Sampler", "StandardClassifier"],
+    "cli.compare": ["compare"],
+    "data": ["open_data"],
+    "diffusion": ["Posterior", "UniformProcess"],
+    "errors": ["UserError"],
+    "evaluation.assess": ["evaluate", "evaluate_shift"],
+    "evaluation.fitting": ["calibrate"],
+    "evaluation.stored": ["ensemble"],
+    "inference.bulk": ["predict"],
+    "inference.export": ["export"],
+    "inference.hub": ["push"],
+    "inference.optimize": ["optimize_for_inference"],
+    "inference.predictor": ["Predictor"],
+    "models": ["create_model", "list_models"],
+    "training.loop": ["train"],
 }
-__all__ = sorted(_HOME)
-__getattr__ = import_on_use(__name__, _HOME)
+__all__ = sorted(name for names in _NAMES.values() for name in names)
+__getattr__ = import_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

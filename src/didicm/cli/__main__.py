@@ -33,6 +33,7 @@ SHARED = {
     "export": "models",
     "import-official": "models",
     "push": "models",
+    "study": "compare",
 }
 
 

@@ -45,6 +45,5 @@ _NAMES = {
     "sources": ["Data", "find_transform", "hold_out", "open_data"],
     "transforms": ["Augment", "EvalTransform", "Mixer", "TrainTransform", "target_distribution"],
 }  # fmt: skip
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_HOME)
-__getattr__ = import_on_use(__name__, _HOME)
+__all__ = sorted(name for names in _NAMES.values() for name in names)
+__getattr__ = import_on_use(__name__, _NAMES)

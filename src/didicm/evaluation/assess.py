@@ -12,13 +12,7 @@ from didicm.data import ImageSet
 from didicm.data.corruptions import SEVERITIES, SUITE, Corruptions
 from didicm.errors import UserError
 from didicm.evaluation import run
-from didicm.evaluation.calibration import (
-    Calibration,
-    apply_temperature,
-    coverage,
-    find_calibration,
-    mean_size,
-)
+from didicm.evaluation.calibration import Calibration, apply_temperature, coverage, find_calibration, mean_size
 from didicm.evaluation.diagnostics import ClassRow, per_class
 from didicm.evaluation.intervals import bootstrap
 from didicm.evaluation.met_images import leave_out_fitted, note_choice
