@@ -14,7 +14,7 @@ from didicm.classifier import Classifier, DiffusionClassifier
 from didicm.data import EvalTransform
 from didicm.evaluation.stored import StoredModel
 from didicm.inference.export import export
-from didicm.inference.fuse import optimize_for_inference
+from didicm.inference.optimize import optimize_for_inference
 from didicm.models import create_model
 
 SIZE, CLASSES = 64, 100

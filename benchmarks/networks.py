@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.measure import Result, ratio
 from didicm.classifier import DiffusionClassifier
-from didicm.inference.fuse import optimize_for_inference
+from didicm.inference.optimize import optimize_for_inference
 from didicm.models import create_model
 
 

@@ -25,47 +25,38 @@ if TYPE_CHECKING:
     from didicm.diffusion import UniformProcess as UniformProcess
     from didicm.errors import UserError as UserError
     from didicm.evaluation.assess import evaluate as evaluate
-    from didicm.evaluation.ensemble import ensemble as ensemble
+    from didicm.evaluation.assess import evaluate_shift as evaluate_shift
     from didicm.evaluation.fitting import calibrate as calibrate
-    from didicm.evaluation.shift import evaluate_shift as evaluate_shift
+    from didicm.evaluation.stored import ensemble as ensemble
     from didicm.inference.bulk import predict as predict
     from didicm.inference.export import export as export
-    from didicm.inference.fuse import optimize_for_inference as optimize_for_inference
     from didicm.inference.hub import push as push
+    from didicm.inference.optimize import optimize_for_inference as optimize_for_inference
     from didicm.inference.predictor import Predictor as Predictor
     from didicm.models import create_model as create_model
     from didicm.models import list_models as list_models
     from didicm.training.loop import train as train
 
-_HOME = {
-    "Classifier": "classifier",
-    "DiffusionClassifier": "classifier",
-    "Ensemble": "classifier",
-    "Posterior": "diffusion",
-    "Predictor": "inference.predictor",
-    "Sampler": "classifier",
-    "StandardClassifier": "classifier",
-    "UniformProcess": "diffusion",
-    "UserError": "errors",
-    "calibrate": "evaluation.fitting",
-    "compare": "cli.compare",
-    "create_model": "models",
-    "ensemble": "evaluation.ensemble",
-    "evaluate": "evaluation.assess",
-    "evaluate_shift": "evaluation.shift",
-    "export": "inference.export",
-    "list_models": "models",
-    "load": "checkpoint",
-    "load_weights": "checkpoint",
-    "open_data": "data",
-    "optimize_for_inference": "inference.fuse",
-    "predict": "inference.bulk",
-    "push": "inference.hub",
-    "save": "checkpoint",
-    "train": "training.loop",
+_NAMES = {
+    "checkpoint": ["load", "load_weights", "save"],
+    "classifier": ["Classifier", "DiffusionClassifier", "Ensemble", "Sampler", "StandardClassifier"],
+    "cli.compare": ["compare"],
+    "data": ["open_data"],
+    "diffusion": ["Posterior", "UniformProcess"],
+    "errors": ["UserError"],
+    "evaluation.assess": ["evaluate", "evaluate_shift"],
+    "evaluation.fitting": ["calibrate"],
+    "evaluation.stored": ["ensemble"],
+    "inference.bulk": ["predict"],
+    "inference.export": ["export"],
+    "inference.hub": ["push"],
+    "inference.optimize": ["optimize_for_inference"],
+    "inference.predictor": ["Predictor"],
+    "models": ["create_model", "list_models"],
+    "training.loop": ["train"],
 }
-__all__ = sorted(_HOME)
-__getattr__ = import_on_use(__name__, _HOME)
+__all__ = sorted(name for names in _NAMES.values() for name in names)
+__getattr__ = import_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

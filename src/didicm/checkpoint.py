@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from didicm.classifier import Classifier, DiffusionClassifier, Ensemble, StandardClassifier, num_classes_of
 from didicm.diffusion import Sampler, UniformProcess, schedule_from_dict
-from didicm.diffusion.views import Views
+from didicm.diffusion.sampler import Views
 from didicm.errors import UserError, reason
 from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model

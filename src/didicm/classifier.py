@@ -19,9 +19,9 @@ from didicm.diffusion import (
 from didicm.diffusion import Sampler as Sampler
 from didicm.diffusion.loss import TimeSampling, sample_time
 from didicm.diffusion.process import at_least_float32, log_marginal
+from didicm.diffusion.sampler import Views, allowed
 from didicm.diffusion.sampling import Callback
 from didicm.diffusion.solver import NO_LABEL, index_features
-from didicm.diffusion.views import Views, allowed
 from didicm.errors import UserError
 from didicm.models import cost
 from didicm.models.score import ScoreModel

@@ -16,7 +16,7 @@ import yaml
 from safetensors import SafetensorError
 
 from didicm.errors import UserError, reason
-from didicm.locks import lock, opened
+from didicm.processes import lock, opened
 
 # What a file that we read may have: enough for any of ours, and too little to fill the memory.
 JSON_BYTES, YAML_BYTES, YAML_VALUES, DEPTH = 64 * 2**20, 2**18, 100_000, 50

@@ -10,7 +10,7 @@ import yaml
 from didicm import files
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
-from didicm.data.label_noise import LabelNoise
+from didicm.data.corruptions import LabelNoise
 from didicm.data.many_channels import MOST_CHANNELS
 from didicm.data.transforms import CropPct, Interpolation
 from didicm.diffusion.loss import TimeSampling

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from didicm.cli.__main__ import main
-from didicm.evaluation.shift import evaluate_shift
+from didicm.evaluation.assess import evaluate_shift
 from didicm.inference.onnx import OnnxPredictor
 from didicm.inference.predictor import Predictor
 from didicm.serving.engine import TorchEngine

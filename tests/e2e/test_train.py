@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import didicm
-from didicm.locks import held
+from didicm.processes import held
 from didicm.settings import load_recipe, recipes
 from didicm.training.loop import HELD
 from didicm.training.state import load_state

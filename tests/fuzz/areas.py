@@ -25,8 +25,7 @@ from didicm.cli.__main__ import COMMANDS, main
 from didicm.data import EvalTransform, open_image
 from didicm.data.folder import FolderSet
 from didicm.errors import UserError
-from didicm.evaluation.calibration import Calibration, save_calibration
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import Calibration, Conformal, save_calibration
 from didicm.experiments.results import (
     RESULTS,
     STUDY,

@@ -12,8 +12,7 @@ from PIL import Image
 from didicm import DiffusionClassifier, Sampler, StandardClassifier, create_model, save
 from didicm.checkpoint import Checkpoint
 from didicm.data import ArraySet, EvalTransform
-from didicm.evaluation.calibration import Calibration, save_calibration
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import Calibration, Conformal, save_calibration
 from didicm.evaluation.stored import open_model
 from didicm.inference.export import export
 

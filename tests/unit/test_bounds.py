@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from didicm import Predictor, load
 from didicm.cli.__main__ import main
 from didicm.errors import UserError
-from didicm.evaluation.calibration import Calibration, load_calibration, save_calibration
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import Calibration, Conformal, load_calibration, save_calibration
 from didicm.experiments.results import read_plan, read_results
 from didicm.files import parse_json, parse_yaml, read_json, read_yaml, sha256
 

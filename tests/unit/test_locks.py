@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from didicm.errors import UserError
-from didicm.locks import HeldError, held
+from didicm.processes import HeldError, held
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from didicm.locks import held
+from didicm.processes import held
 with held(Path(sys.argv[1]), command="didicm compare --out x"):
     if "fork" in sys.argv and not os.fork():
         time.sleep(1200)
@@ -26,7 +26,7 @@ REFUSE = """
 import ctypes, platform, struct, sys
 from pathlib import Path
 from didicm.errors import UserError
-from didicm.locks import held
+from didicm.processes import held
 flock = {"x86_64": 73, "aarch64": 32}[platform.machine()]
 steps = (0x20, 0, 0, 0), (0x15, 0, 1, flock), (0x06, 0, 0, 0x50000 | int(sys.argv[2])), (0x06, 0, 0, 0x7FFF0000)
 code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))

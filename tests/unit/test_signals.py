@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from didicm.signals import STOPPING, interrupted, obey_parent_alone, shielded, stoppable
+from didicm.processes import STOPPING, interrupted, obey_parent_alone, shielded, stoppable
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,35 @@
-"""`didicm demo`: a standard classifier against DiDiCM on less and less informative images, in minutes."""
+"""`didicm demo`: a standard classifier against DiDiCM on less and less informative images, in minutes.
+
+With `--solvers`, without training: every solver should recover a known posterior. First it gets the exact score,
+then a noisy one, as a trained network would give it.
+"""
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from rich.table import Table
+from torch import Tensor
 
 from didicm.cli.compare import show_report
 from didicm.cli.flags import parse
+from didicm.diffusion import Sampler, Step, UniformProcess
+from didicm.diffusion.solver import ExactScore
 from didicm.experiments.run import run_study
 from didicm.experiments.spec import Condition
 from didicm.experiments.study_file import compare_study
+from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
+from didicm.progress import ProgressDisplay
 from didicm.report.html import write_report
+from didicm.report.images import Traced, draw_trajectory
+from didicm.report.style import looks
 from didicm.text import SafeConsole, quoted
-from didicm.values import Few
+from didicm.values import Few, Natural, Range
 
 # Chosen by measurement on 2 cores. The epochs are many, as in the paper: few images are seen over and over.
 LEVELS = {Condition(14, 0.25): 100, Condition(10, 0.125): 200, Condition(7, 0.05): 500}  # and their epochs
@@ -27,6 +45,15 @@ Next, on your own images (a folder with one subfolder per class):
   didicm doctor DIR
   didicm train --recipe small --data DIR --out runs/mine
   didicm compare --data DIR --out runs/compare"""
+SAMPLERS = {
+    "exact, midpoint": Sampler(),
+    "exact, start": Sampler(score_time="start"),
+    "Euler (the paper)": Sampler(solver="euler"),
+    "Euler, as released": Sampler(solver="official"),
+    "labels, 16 chains": Sampler("cl"),
+}
+STEPS = [1, 2, 4, 8, 16, 32]
+SCORES = {"exact score: all error is the solver's": 0.0, "noisy score: as a network gives it": 0.3}
 
 
 @dataclass(frozen=True)
@@ -47,10 +74,7 @@ class DemoOptions:
 def main(argv: list[str]) -> int:
     """Run the comparison, or with --solvers the demonstration of the solvers without training."""
     if "--solvers" in argv:
-        from didicm.cli.solvers import main as solvers
-
-        solvers([argument for argument in argv if argument != "--solvers"])
-        return 0
+        return show_solvers([argument for argument in argv if argument != "--solvers"])
     text = "Compare a standard classifier with DiDiCM on less and less informative images, in under five minutes."
     options = parse(argv, DemoOptions, command="demo", description=text)
     console = SafeConsole(soft_wrap=True, highlight=False)
@@ -72,3 +96,88 @@ def main(argv: list[str]) -> int:
     show_report(write_report(options.out), console, tables=1)
     console.print(NEXT)
     return 0
+
+
+@dataclass(frozen=True)
+class SolverOptions:
+    """Options of `didicm demo --solvers`.
+
+    Args:
+        out: where to save the picture
+        classes: number of classes
+        images: number of posteriors to recover
+        force: replace a file there that this command did not make
+    """
+
+    out: Path = Path("demo/solvers.png")
+    classes: Annotated[int, Range(10)] = 1000
+    images: Natural = 64
+    force: bool = False
+
+
+def show_solvers(argv: list[str]) -> int:
+    """Measure, draw, and say where the picture is."""
+    text = "Show how each solver recovers a known posterior from exact and from noisy scores."
+    options = parse(argv, SolverOptions, command="demo --solvers", description=text)
+    check_replaceable(options.out, is_our_picture, "--out", force=options.force)
+    console = SafeConsole()
+    torch.manual_seed(0)
+    process, truth = UniformProcess(options.classes), true_posteriors(options.images, options.classes)
+    console.print(f"Recovering {options.images} known posteriors over {options.classes} classes.")
+    runs = [(score, name, steps) for score in SCORES for name in SAMPLERS for steps in STEPS]
+    distance = {}
+    with ProgressDisplay(console, len(runs)) as display:
+        for done, (score, name, steps) in enumerate(runs, 1):
+            probs = SAMPLERS[name].changed(steps=steps)(ExactScore(error=SCORES[score]), truth, process).probs
+            distance[score, name, steps] = ((probs - truth).abs().sum(-1) / 2).mean().item()
+            display.update(done, f"{done}/{len(runs)} samplers and steps")
+    for score in SCORES:
+        title = f"Distance to the true posterior (total variation), {score.partition(':')[0]}"
+        table = Table("steps:", *map(str, STEPS), title=title)
+        for name in SAMPLERS:
+            table.add_row(name, *(f"{distance[score, name, steps]:.2g}" for steps in STEPS))
+        console.print(table)
+    draw_solvers(distance, process, truth[:1], options.out)
+    console.print(f"Picture: {options.out.resolve()}")
+    return 0
+
+
+def true_posteriors(count: int, num_classes: int) -> Tensor:
+    """A few classes share nearly all the mass, unevenly: what an ambiguous image looks like, (count, K)."""
+    p = torch.full((count, num_classes), 0.02 / num_classes, dtype=torch.float64)
+    shares = torch.tensor([0.55, 0.25, 0.12, 0.06], dtype=torch.float64)
+    for row in p:
+        row[torch.randperm(num_classes)[: len(shares)]] += shares
+    return p
+
+
+def draw_solvers(
+    distance: dict[tuple[str, str, int], float], process: UniformProcess, truth: Tensor, path: Path
+) -> None:
+    """Top: distance over steps. Bottom: one posterior on its way, by each sampler."""
+    figure = Figure(figsize=(16, 8), layout="constrained")
+    grid = figure.add_gridspec(2, 1, height_ratios=[1.25, 1])
+    top, bottom = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    for axes, score in zip(top.subplots(1, 2), SCORES, strict=True):
+        for name, look in looks((name, False) for name in SAMPLERS).items():
+            values = [max(distance[score, name, steps], 1e-9) for steps in STEPS]
+            axes.plot(STEPS, values, label=name, **look._asdict())
+        axes.set(xscale="log", yscale="log", xlabel="steps", title=score)
+        axes.set_xticks(STEPS, [str(steps) for steps in STEPS])
+        axes.grid(alpha=0.3)
+    top.axes[0].set_ylabel("distance to the truth (total variation)")
+    top.axes[1].legend(frameon=False)
+
+    best = truth[0].topk(4).indices
+    names = [f"class {k}" for k in range(1, 5)]
+    for axes, name in zip(bottom.subplots(1, len(SAMPLERS), sharey=True), SAMPLERS, strict=True):
+        trajectory: list[Step] = []
+        SAMPLERS[name](ExactScore(), truth, process, trajectory.append)
+        times = [1.0, *(step.time for step in trajectory)]
+        states = np.stack([np.full(4, 1 / process.num_classes), *(step.probs[0, best] for step in trajectory)])
+        draw_trajectory(axes, Traced(name, None, times, states, names), limit=0.75)
+        for target in truth[0, best].tolist():
+            axes.axhline(target, color="0.5", linewidth=0.8, linestyle=":")
+        axes.set(title=name, xlabel="time", ylabel="")
+    bottom.axes[0].set_ylabel("probability; dotted: the truth")
+    write_files(path.parent, {path.name: partial(figure.savefig, dpi=120, format="png", metadata=SOFTWARE)})

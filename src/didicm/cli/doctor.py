@@ -14,8 +14,8 @@ from didicm.cli.options import percent
 from didicm.data import DataError, TrainTransform, find_transform, open_data
 from didicm.data.doctor import Findings, Look, examine, save_examples, spread
 from didicm.errors import UserError
+from didicm.evaluation.assess import find_suspects
 from didicm.evaluation.stored import open_model
-from didicm.evaluation.suspects import find_suspects
 from didicm.files import check_replaceable, is_our_picture
 from didicm.progress import ProgressDisplay
 from didicm.settings import load_recipe

@@ -3,28 +3,35 @@
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from didicm.checkpoint import HUB
 from didicm.cli.flags import parse
 from didicm.cli.options import LabelledOptions, hint_corruption, percent
+from didicm.data.corruptions import SEVERITIES
 from didicm.errors import UserError
-from didicm.evaluation.assess import ModelEvaluation, evaluate
+from didicm.evaluation.assess import UNLIKE, ModelEvaluation, ShiftEvaluation, evaluate, evaluate_shift
+from didicm.evaluation.calibration import Calibration
 from didicm.evaluation.diagnostics import ClassRow
 from didicm.evaluation.metrics import BINS, MEANINGS
 from didicm.evaluation.store import is_posteriors, save_posteriors
 from didicm.evaluation.stored import StoredModel
-from didicm.files import check_replaceable, to_json, write_files
+from didicm.files import SOFTWARE, check_replaceable, is_our_picture, to_json, write_files
 from didicm.text import SafeConsole, count, readable
 from didicm.values import Natural
 
 POSTERIORS, METRICS, CLASSES = "posteriors.safetensors", "metrics.json", "classes.json"
 MOST_CLASSES, WORST = 20, 10
+NUMBERS, PICTURE = "shift.json", "shift.png"
+FLAGGED = "flagged as unlike the training images"
+TITLES = {"cls/Acc": "accuracy", "cls/NLL": "NLL, in nats", "cal/ECE": "ECE", UNLIKE: FLAGGED}
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,33 @@ class EvaluateOptions(LabelledOptions):
     bins: Natural = BINS
     shift: bool = False
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What is measured, as arguments of `evaluate` and `evaluate_shift`."""
+        asked = {"split": self.split, "calibrated": self.calibration, "bins": self.bins}
+        return {**asked, "labels": self.labels, "group_by": self.group_by}
+
+    def check_replaceable(self, folder: Path, names: Sequence[str], ours: Callable[[], bool]) -> None:
+        """Refuse to replace files, which are written together, if they are not `ours`."""
+        for name in names:
+            check_replaceable(folder / name, lambda _: ours(), "--out", force=self.force)
+
+    def about(
+        self, model: StoredModel, images: str, calibration: Calibration | None, **more: Any
+    ) -> dict[str, Any]:
+        """What stored numbers are of."""
+        return {
+            "model": str(model.place),
+            "weights_sha256": model.checkpoint.weights_sha256,
+            "data": self.data,
+            "images": images,
+            **more,
+            "posterior": model.posterior,
+            "temperature": calibration.temperature if calibration else None,
+            "seed": self.seed,
+            "bins": self.bins,
+        }
+
 
 def main(argv: list[str]) -> int:
     """Evaluate, show, store."""
@@ -54,24 +88,12 @@ def main(argv: list[str]) -> int:
     folder = options.out or default_folder(options)
     make_folder(folder)
     if options.shift:
-        from didicm.cli.evaluate_shift import measure_shift
-
         return measure_shift(model, folder, options, console)
-    for name in (POSTERIORS, METRICS, CLASSES):  # written together
-        check_replaceable(
-            folder / name, lambda _: is_posteriors(folder / POSTERIORS), "--out", force=options.force
-        )
+    options.check_replaceable(folder, (POSTERIORS, METRICS, CLASSES), lambda: is_posteriors(folder / POSTERIORS))
     hint_corruption(model, options.corruption, console)
     with options.loading(console) as loading:
-        asked: dict[str, Any] = {"split": options.split, "calibrated": options.calibration, "bins": options.bins}
-        asked |= {"labels": options.labels, "group_by": options.group_by}
-        result = evaluate(model, options.data, **asked, **loading)
-    left_out, total = len(result.skipped), len(result.labels) + len(result.skipped)
-    console.print(f"{count(total, 'image')}: {result.images}; {result.note}", highlight=False)
-    if left_out:
-        console.print(
-            f"skipped {count(left_out, 'unreadable image')}, the first: {result.skipped[0]}", highlight=False
-        )
+        result = evaluate(model, options.data, **options.asked, **loading)
+    _tell(len(result.labels) + len(result.skipped), result.images, result.note, result.skipped, console)
     store(folder, model, result, options, None if corruption is None else str(corruption))
     console.print(metrics_table(result))
     console.print(class_table(result.classes))
@@ -81,21 +103,44 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def measure_shift(model: StoredModel, folder: Path, options: EvaluateOptions, console: Console) -> int:
+    """`--shift`: measure what every corruption does to a model at severities 1 to 5, show, store."""
+    from didicm.report.figures import shift_figure  # Matplotlib takes its time
+    from didicm.report.style import drawing
+
+    picture = folder / PICTURE
+    options.check_replaceable(folder, (NUMBERS, PICTURE), lambda: picture.is_file() and is_our_picture(picture))
+    with options.loading(console) as loading:
+        del loading["corruption"]
+        shift = evaluate_shift(model, options.data, **options.asked, **loading)
+    test, seen = shift.test, {"num_images": shift.num_images, "num_skipped": len(shift.skipped)}
+    about = options.about(model, test.described, test.calibration, **seen, notes=test.notes)
+    numbers = {"clean": shift.clean, "mean": shift.mean, "corruptions": shift.corruptions}
+    with drawing():
+        save = partial(shift_figure(shift).savefig, dpi=130, format="png", metadata=SOFTWARE)
+        write_files(folder, {NUMBERS: to_json({**about, **numbers}), PICTURE: save})
+    _tell(shift.num_images, test.described, test.note, shift.skipped, console)
+    for metric in shift.clean:
+        console.print(shift_table(shift, metric))
+    for note in test.notes:
+        console.print(f"note: {note}", highlight=False)
+    console.print(f"numbers and plot: {folder / NUMBERS}, {picture}", highlight=False)
+    return 0
+
+
+def _tell(images: int, described: str, note: str, skipped: Sequence[str], console: Console) -> None:
+    """Which images were measured, and which could not be read."""
+    console.print(f"{count(images, 'image')}: {described}; {note}", highlight=False)
+    if skipped:
+        unreadable = count(len(skipped), "unreadable image")
+        console.print(f"skipped {unreadable}, the first: {skipped[0]}", highlight=False)
+
+
 def store(
     folder: Path, model: StoredModel, result: ModelEvaluation, options: EvaluateOptions, corruption: str | None
 ) -> None:
     """Write the posteriors, and the numbers and the table by class as JSON."""
-    about = {
-        "model": str(model.place),
-        "weights_sha256": model.checkpoint.weights_sha256,
-        "data": options.data,
-        "images": result.images,
-        "corruption": corruption,
-        "posterior": model.posterior,
-        "temperature": result.calibration.temperature if result.calibration else None,
-        "seed": options.seed,
-        "bins": options.bins,
-    }
+    about = options.about(model, result.images, result.calibration, corruption=corruption)
     numbers = {
         "metrics": result.metrics,
         "intervals": result.intervals,
@@ -143,11 +188,25 @@ def metrics_table(result: ModelEvaluation) -> Table:
             f"{name}/size", f"{sets['mean_size']:.2f}", "", f"classes per set of {name.upper()}, on average"
         )
     if result.unlike_training is not None:
-        table.add_row("unlike", percent(result.unlike_training), "", "flagged as unlike the training images")
+        table.add_row(UNLIKE, percent(result.unlike_training), "", FLAGGED)
     table.add_section()
     table.add_row("calls", f"{result.nfe:.3g}", "", "network calls per image")
     table.add_row("multiply-adds", _big(result.multiply_adds), "", "per image")
     table.add_row("images/s", f"{result.images_per_second:.0f}", "", "network and sampler, without reading images")
+    return table
+
+
+def shift_table(shift: ShiftEvaluation, metric: str) -> Table:
+    """One metric: a row per corruption and one for their mean, a column per severity."""
+    show = "{:.4f}".format if metric == "cls/NLL" else percent
+    table = Table("corruption", "clean", *map(str, SEVERITIES), title=f"{TITLES[metric]}, by severity")
+    table.title_justify = "left"
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, levels in shift.corruptions.items():
+        table.add_row(name, "", *(show(level[metric]) for level in levels))
+    table.add_section()
+    table.add_row("mean", show(shift.clean[metric]), *(show(level[metric]) for level in shift.mean))
     return table
 
 

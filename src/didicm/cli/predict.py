@@ -20,9 +20,9 @@ from didicm.cli.predictions import (
     to_line,
     write_rows,
 )
-from didicm.data.bands import viewable
 from didicm.data.decode import own_channels, to_channels
 from didicm.data.listing import ImageRef, list_images
+from didicm.data.picture import viewable
 from didicm.errors import UserError
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
 from didicm.inference.adjust import claim, read_prior, read_taxonomy

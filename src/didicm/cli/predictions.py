@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.options import WORKERS, percent
-from didicm.data.bands import Picture
 from didicm.data.listing import ImageRef, list_images
+from didicm.data.picture import Picture
 from didicm.errors import UserError
-from didicm.inference.estimate import Estimate
-from didicm.inference.parts import BulkSettings, Parts, Tally
+from didicm.inference.parts import BulkSettings, Estimate, Parts, Tally
 from didicm.inference.prediction import Prediction, why_unreadable
 from didicm.inference.rows import Format, RowWriter
 from didicm.progress import ProgressDisplay, duration

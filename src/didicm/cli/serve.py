@@ -57,11 +57,9 @@ def main(argv: list[str]) -> int:
     text = "Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs."
     options = parse(argv, ServeOptions, command="serve", description=text, positional=["run"])
     try:
-        from didicm.serving.api import create_app
-        from didicm.serving.examples import find_examples
         from didicm.serving.security import Limits, find_access
-        from didicm.serving.server import open_socket, run
-        from didicm.serving.service import Service
+        from didicm.serving.server import create_app, open_socket, run
+        from didicm.serving.service import Service, find_examples
     except ModuleNotFoundError as error:
         raise UserError(f'didicm serve needs {error.name}: pip install "didicm[serve]"') from error
     megabyte = 2**20

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from didicm.data.corruptions import Corruptions as Corruptions
     from didicm.data.decode import open_image as open_image
     from didicm.data.decode import to_channels as to_channels
-    from didicm.data.features import FeatureSet as FeatureSet
     from didicm.data.images import ArraySet as ArraySet
     from didicm.data.images import DataError as DataError
+    from didicm.data.images import FeatureSet as FeatureSet
     from didicm.data.images import ImageSet as ImageSet
     from didicm.data.images import UnreadableImageError as UnreadableImageError
     from didicm.data.images import is_small as is_small
@@ -36,15 +36,14 @@ if TYPE_CHECKING:
 _NAMES = {
     "corruptions": ["Corruptions"],
     "decode": ["open_image", "to_channels"],
-    "features": ["FeatureSet"],
     "images": [
-        "ArraySet", "DataError", "ImageSet", "UnreadableImageError", "is_small", "readable", "relabel",
+        "ArraySet", "DataError", "FeatureSet", "ImageSet", "UnreadableImageError", "is_small", "readable",
+        "relabel",
     ],
     "loader": ["Loader", "make_loader"],
     "randomness": ["stratified_split", "subset"],
     "sources": ["Data", "find_transform", "hold_out", "open_data"],
     "transforms": ["Augment", "EvalTransform", "Mixer", "TrainTransform", "target_distribution"],
 }  # fmt: skip
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_HOME)
-__getattr__ = import_on_use(__name__, _HOME)
+__all__ = sorted(name for names in _NAMES.values() for name in names)
+__getattr__ = import_on_use(__name__, _NAMES)

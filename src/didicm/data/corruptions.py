@@ -1,4 +1,4 @@
-"""Corrupted images: lower resolution, and a suite of corruptions at severities 1 to 5.
+"""Data made worse on purpose: images of lower resolution or corrupted at severities 1 to 5, and wrong labels.
 
 Strengths follow ImageNet-C (Hendrycks and Dietterich, 2019) where it has the corruption. Lengths are
 fractions of the image's shorter side, so that a severity means about the same at 28 and at 500 pixels. The loader
@@ -7,22 +7,30 @@ of the damage away; then it is corrupted, and only then cropped and augmented: t
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
 from torch.nn import functional as F
 
-from didicm.data.bands import Bands, Picture, from_pixels
-from didicm.data.images import DataError
+from didicm.data.images import DataError, ImageSet, normalise
+from didicm.data.picture import Bands, Picture, from_pixels
+from didicm.data.randomness import keys, uniform
+from didicm.data.table import LABEL, read_columns, read_number
 from didicm.errors import did_you_mean
+from didicm.text import readable
+from didicm.values import Range
 
 Effect = Callable[[Picture, float, np.random.Generator], Picture]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 ALIASES = {"noise": "gaussian_noise", "shot": "shot_noise", "motion": "motion_blur"}
+LabelNoise = Annotated[float, Range(0, 1)] | str  # the share of wrong labels, or the file of a confusion matrix
+PURPOSE = 0x6C61_6265_6C73  # tells the draws of labels from others of the same seed
 
 
 @dataclass(frozen=True)
@@ -167,3 +175,46 @@ SUITE: dict[str, tuple[Effect, tuple[float, ...]]] = {
     "occlusion": (_occlusion, (0.05, 0.1, 0.2, 0.3, 0.45)),  # share of the area
     "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # what is left of each side
 }
+
+
+def noisy_labels(images: ImageSet, noise: LabelNoise, seed: int) -> np.ndarray:
+    """Labels (N,), some of them wrong: a function of the seed and the image's place in the set.
+
+    With one seed, the labels that are wrong at a low share are wrong, and the same, at a higher one.
+    """
+    if images.targets is not None:
+        raise DataError("label_noise is for labels, and these images have votes; leave one of them out")
+    count = len(images.class_names)
+    draws = uniform(keys(seed, PURPOSE, np.arange(len(images))), 2)
+    if isinstance(noise, str):
+        steps = read_confusion(Path(noise).expanduser(), images.class_names).cumsum(axis=1)[images.labels]
+        given: np.ndarray = (draws[:, :1] >= steps).sum(axis=1)
+        return given.clip(max=count - 1)
+    other = 1 + (draws[:, 1] * (count - 1)).astype(np.int64)
+    return np.where(draws[:, 0] < noise, (images.labels + other) % count, images.labels)
+
+
+def read_confusion(file: Path, class_names: Sequence[str]) -> np.ndarray:
+    """How often (K, K) the images of each class, by row, are labelled as each class, by column.
+
+    The table has the true class in its column `label`, and a column for every class that is given; one that it
+    lacks is never given. Counts become shares.
+    """
+    where, columns = readable(str(file)), read_columns(file, LABEL)
+    index = {normalise(name): k for k, name in enumerate(class_names)}
+    given = [name for name in columns if name != LABEL]
+    unknown = next((name for name in (*given, *columns[LABEL]) if normalise(name) not in index), None)
+    if unknown is not None:
+        known = did_you_mean(unknown, class_names)
+        raise DataError(f"{where} has {readable(unknown)!r}, which is not a class of the data: {known}")
+    matrix = np.zeros((len(class_names), len(class_names)))
+    for row, true in enumerate(columns[LABEL]):
+        for name in given:
+            place = f"{readable(true)!r} labelled as {readable(name)!r}"
+            matrix[index[normalise(true)], index[normalise(name)]] += read_number(columns[name][row], where, place)
+    empty = np.flatnonzero(matrix.sum(axis=1) == 0)
+    if len(empty):
+        raise DataError(
+            f"{where} does not say how {class_names[empty[0]]!r} is labelled; add a row for every class"
+        )
+    return np.asarray(matrix / matrix.sum(axis=1, keepdims=True))

@@ -19,9 +19,18 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from didicm.data.bands import Bands, Picture
-from didicm.data.limits import DECODERS, MEMORY, check_complete, check_memory, decoding_bytes, stored_bytes
 from didicm.data.many_channels import open_bands, open_many, samples
+from didicm.data.picture import (
+    DECODERS,
+    MEMORY,
+    Bands,
+    Picture,
+    check_complete,
+    check_memory,
+    decoding_bytes,
+    stored_bytes,
+    white_value,
+)
 from didicm.errors import UserError
 
 MODES = {1: "L", 3: "RGB"}
@@ -91,7 +100,10 @@ def to_channels(image: Picture, channels: int) -> Picture:
     if image.mode == MODES[channels] and not image.has_transparency_data:
         image.load()
         return image
-    white = _white(image) if _is_deep(image) else 255.0
+    white = 255.0
+    if _is_deep(image):
+        highest = np.max([np.asarray(tile).max() for _, tile in tiles(image)])
+        white = white_value(highest, floating=image.mode == "F")
     converted = Image.new(MODES[channels], image.size)
     for place, tile in tiles(image):
         converted.paste(_convert(tile, channels, white), place)
@@ -146,16 +158,6 @@ def _convert(image: Image.Image, channels: int, white: float) -> Image.Image:
 
 def _is_deep(image: Image.Image) -> bool:
     return image.mode in ("F", "I") or image.mode.startswith("I;16")
-
-
-def _white(image: Image.Image) -> float:
-    """The value that stands for white in an image of more than 8 bits."""
-    highest = np.max([np.asarray(tile).max() for _, tile in tiles(image)])
-    if np.isnan(highest):
-        raise UserError("some of its pixels are not numbers")
-    if image.mode == "F":  # by convention 0..1; some programs write 0..255
-        return 1.0 if highest <= 1 else 255.0
-    return 65535.0 if highest <= 65535 else 2.0**31 - 1
 
 
 @cache

@@ -16,13 +16,12 @@ import torch
 from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
-from didicm.data.bands import Bands, Picture, from_pixels, viewable
 from didicm.data.decode import tiles
 from didicm.data.folder import ARRAY, EXTENSIONS
-from didicm.data.groups import shared_groups
 from didicm.data.images import ImageSet, UnreadableImageError, some
+from didicm.data.picture import Bands, Picture, from_pixels, viewable
 from didicm.data.randomness import keys, preserved
-from didicm.data.sources import Data
+from didicm.data.sources import Data, shared_groups
 from didicm.data.transforms import TrainTransform, to_tensor
 from didicm.files import SOFTWARE, write_files
 from didicm.text import quoted

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.images import DataError, ImageSet, normalise, readable, sort_names
 from didicm.data.index import Listing, Strings, last_change, list_once
+from didicm.data.picture import Picture
 
 # The names timm accepts for splits, and `test`. The first that exists is used.
 TRAIN_NAMES = ("train", "training")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.folder import by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels
+from didicm.data.picture import Picture
 from didicm.errors import did_you_mean, reason
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from didicm.data.bands import Picture, from_pixels
 from didicm.data.decode import to_channels
 from didicm.data.many_channels import MOST_CHANNELS
+from didicm.data.picture import Picture, from_pixels
 from didicm.errors import UserError, reason
 from didicm.text import readable as readable
 
@@ -95,14 +95,32 @@ class _Selection(ImageSet):
         self.groups = None if base.groups is None else base.groups[indices]
 
     def name(self, i: int) -> str:
-        return self._base.name(self._indices[i])
+        return self._base.name(int(self._indices[i]))
 
     def column(self, name: str) -> Sequence[Any] | None:
         values = self._base.column(name)
         return None if values is None else [values[i] for i in self._indices]
 
     def original(self, i: int) -> Picture:
-        return self._base.original(self._indices[i])
+        return self._base.original(int(self._indices[i]))
+
+
+class FeatureSet(_Selection):
+    """Images with stored features (views, N, D) of one or several views of each; a loader hands out those.
+
+    Rows of NaN stand for images that could not be read, which are left out.
+    """
+
+    def __init__(self, images: ImageSet, features: np.ndarray) -> None:
+        missing = np.isnan(features[0, :, 0])
+        super().__init__(images, np.flatnonzero(~missing))
+        self.unreadable = [images.name(int(i)) for i in np.flatnonzero(missing)]
+        self._features = features
+
+    def features(self, index: np.ndarray, view: np.ndarray | int) -> np.ndarray:
+        """Features (B, D) of images (B,), each of the view of that number, counted round and round."""
+        chosen: np.ndarray = self._features[view % len(self._features), self._indices[index]]
+        return chosen
 
 
 class ArraySet(ImageSet):

@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, image_files
 from didicm.data.images import DataError, readable
+from didicm.data.picture import Picture
 from didicm.data.webdataset import expand, image_members
 from didicm.errors import reason
 

@@ -4,25 +4,25 @@ Batch b of epoch e on a rank is a pure function of (seed, e, b, rank, world size
 run that stops anywhere continues bit by bit, and the number of workers changes nothing but the speed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from didicm.data.bands import Picture
 from didicm.data.corruptions import Corruptions
-from didicm.data.features import FeatureSet
-from didicm.data.images import DataError, ImageSet, MemorySet, UnreadableImageError, is_small
+from didicm.data.images import DataError, FeatureSet, ImageSet, MemorySet, UnreadableImageError, is_small
+from didicm.data.picture import Picture
 from didicm.data.randomness import epoch_order, keys, occurrences, preserved
 from didicm.data.transforms import EvalTransform, TrainTransform, to_tensor
-from didicm.signals import obey_parent_alone, shielded
+from didicm.processes import obey_parent_alone, shielded
 
 REPLACEMENT_TRIES = 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -168,18 +168,7 @@ class Loader:
         self._schedule: list[tuple[int, int]] = []  # (epoch, batch) still to come: all that a worker needs to know
         self.set_epoch(epoch, start_batch)
         workers = 0 if self.fast else workers
-        self._loader: DataLoader[Batch] = DataLoader(
-            batches,
-            batch_size=None,
-            sampler=self._schedule,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            collate_fn=_as_it_is,
-            worker_init_fn=obey_parent_alone,
-            pin_memory=device.type == "cuda",
-            # Its own generator: else every pass would draw a number from the global one.
-            generator=torch.Generator(),
-        )
+        self._loader = batch_loader(batches, self._schedule, workers, device, persistent=workers > 0)
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
         """Choose what the next pass yields: an epoch, if need be from a batch in its middle."""
@@ -196,9 +185,7 @@ class Loader:
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        with shielded():
-            batches = iter(self._loader)  # which starts the workers
-        for batch in batches:
+        for batch in started(self._loader):
             self._skipped |= {skip.index: skip for skip in batch.skipped}
             self._check(batch)
             self.index = batch.shown
@@ -269,6 +256,29 @@ def make_loader(
         images, transform, batch_size, train, seed, repeats, balanced, corruptions, rank, world_size, finish
     )
     return Loader(batches, epoch, start_batch, workers, device)
+
+
+def batch_loader(
+    batches: Dataset[T], places: Iterable[Any], workers: int, device: torch.device, *, persistent: bool = False
+) -> DataLoader[T]:
+    """PyTorch's loader of whole batches, each made by one of `workers` processes or by this one."""
+    return DataLoader(
+        batches,
+        batch_size=None,
+        sampler=places,
+        num_workers=workers,
+        persistent_workers=persistent,
+        collate_fn=_as_it_is,
+        worker_init_fn=obey_parent_alone,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator(),  # its own: else every pass would draw a number from the global one
+    )
+
+
+def started(loader: DataLoader[T]) -> Iterator[T]:
+    """A pass through a loader, whose workers leave our signals to us."""
+    with shielded():
+        return iter(loader)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from didicm.data.bands import Bands, Picture, from_pixels
-from didicm.data.limits import MEMORY, check_complete, check_memory, decoding_bytes
+from didicm.data.picture import (
+    MEMORY,
+    Bands,
+    Picture,
+    check_complete,
+    check_memory,
+    decoding_bytes,
+    from_pixels,
+    white_value,
+)
 from didicm.errors import UserError
 
 MOST_CHANNELS = 32
@@ -162,13 +170,8 @@ def _to_8_bits(planes: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     if planes[0].dtype == np.uint8:
         yield from planes
         return
-    highest = np.max([plane.max() for plane in planes])
-    if np.isnan(highest):
-        raise UserError("some of its pixels are not numbers")
-    if planes[0].dtype.kind == "f":  # by convention 0..1; some programs write 0..255
-        white = 1.0 if highest <= 1 else 255.0
-    else:
-        white = 1.0 if planes[0].dtype == np.bool_ else 65535.0 if highest <= 65535 else 2.0**31 - 1
+    highest, kind = np.max([plane.max() for plane in planes]), planes[0].dtype.kind
+    white = 1.0 if kind == "b" else white_value(highest, floating=kind == "f")
     for plane in planes:
         yield np.clip(plane * (255 / white) + 0.5, 0, 255).astype(np.uint8)
 

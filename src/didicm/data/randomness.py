@@ -1,13 +1,12 @@
 """Everything random about data as a pure function of what it is for: the same in any process, after any resume."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from didicm.data.groups import split_groups
 from didicm.data.images import DataError
 from didicm.diffusion.random import GAMMA, mix
 
@@ -83,6 +82,42 @@ def stratified_split(
     held[chosen[remainder[chosen] >= 0]] += 1
     train = _join([members[n:] for members, n in zip(classes, held, strict=True)])
     return train, _join([members[:n] for members, n in zip(classes, held, strict=True)])
+
+
+def split_groups(
+    labels: np.ndarray, groups: Sequence[str] | np.ndarray, fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices of a training and a held-out part that share no group, as evenly as whole groups allow.
+
+    Groups come in an order of the seed's. Each goes to the side that leaves the held-out images of its classes,
+    and of all together, closer to the wanted share of those seen so far. Every class keeps training images, so
+    perhaps no group can be held out.
+    """
+    _, group_of = np.unique(groups, return_inverse=True)
+    _, class_of = np.unique(labels, return_inverse=True)
+    members = np.split(np.argsort(group_of, kind="stable"), np.cumsum(np.bincount(group_of))[:-1])
+    sizes = np.bincount(class_of).astype(float)
+    held, surplus = np.zeros_like(sizes), np.zeros_like(sizes)  # by class; the second against the wanted share
+    chosen, least, nearest = [], np.inf, None
+    for group in np.random.default_rng(seed).permutation(len(members)):
+        classes, counts = np.unique(class_of[members[group]], return_counts=True)
+        total = counts.sum()
+        # Squared surplus if the group is held out, less that if it is not; classes count by their share.
+        cost = (counts * (2 * surplus[classes] + (1 - 2 * fraction) * counts) / sizes[classes]).sum()
+        cost += len(sizes) * total * (2 * surplus.sum() + (1 - 2 * fraction) * total) / sizes.sum()
+        surplus[classes] -= fraction * counts
+        if (held[classes] + counts >= sizes[classes]).any():
+            continue
+        if cost < 0:
+            chosen.append(group)
+            held[classes] += counts
+            surplus[classes] += counts
+        elif cost < least:
+            least, nearest = cost, group
+    if not chosen and nearest is not None:  # all are too large: the one that misses by least
+        chosen.append(nearest)
+    inside = np.isin(group_of, chosen)
+    return np.flatnonzero(~inside), np.flatnonzero(inside)
 
 
 def epoch_order(

@@ -10,6 +10,7 @@ fashion-mini       3,000 small images that ship with this package
 The slashes may be left out.
 """
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,6 @@ import numpy as np
 
 from didicm.data.decode import own_channels
 from didicm.data.folder import FolderSet, open_folder
-from didicm.data.groups import check_groups, find_groups
 from didicm.data.hf import open_hub
 from didicm.data.images import ArraySet, DataError, ImageSet, UnreadableImageError, relabel, some
 from didicm.data.randomness import stratified_split
@@ -26,6 +26,7 @@ from didicm.data.table import GROUP, open_table
 from didicm.data.timm_reader import open_reader
 from didicm.data.transforms import MEAN, EvalTransform, Interpolation
 from didicm.data.webdataset import open_shards
+from didicm.text import readable
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
 OPENERS = {"hf": open_hub, "wds": open_shards, "timm": open_reader}
@@ -64,7 +65,7 @@ def open_data(
     """Open the images that `uri` names, as described at the top of this file.
 
     `labels` is a table of what the images of a folder show (`table.open_table`), `group_by` a column or a regular
-    expression that tells which images stay on one side of every split (`groups.find_groups`); a table's column
+    expression that tells which images stay on one side of every split (`find_groups`); a table's column
     `group` does so by itself. Every image is converted to 1 (grey) or 3 (RGB) `channels`, or has so many.
     `strict` refuses classes without images, sets with a single class and splits that share groups; the doctor
     looks at those too. The listing of a large folder is read from the folder `index` where another process kept it
@@ -94,8 +95,39 @@ def open_data(
     if strict:
         # Sources of other kinds may list classes that they do not use.
         _check(train, uri, all_used=labels is not None or isinstance(train, FolderSet))
-        check_groups(train, val, uri)
+        _check_groups(train, val, uri)
     return Data(uri, train, val).with_channels(channels)
+
+
+def find_groups(images: ImageSet, by: str) -> np.ndarray:
+    """The group (N,) of each image: the value of a column, or what a regular expression finds in its name.
+
+    Of an expression with parentheses, what they enclose counts.
+    """
+    column = images.column(by)
+    if column is not None:
+        empty = next((i for i, value in enumerate(column) if str(value) in ("", "None")), None)
+        if empty is not None:
+            raise DataError(f"{images.name(empty)} has no value in the column {by!r} of groups; fill it in")
+        return np.array([str(value) for value in column])
+    try:
+        pattern = re.compile(by)
+    except re.error as error:
+        raise DataError(f"group_by {by!r} is neither a column nor a regular expression ({error})") from None
+    found = [pattern.search(images.name(i)) for i in range(len(images))]
+    if None in found:
+        name = images.name(found.index(None))
+        raise DataError(
+            f"group_by {by!r} is not a column here, and as a regular expression it does not match {name}"
+        )
+    return np.array([" ".join(part or "" for part in match.groups()) or match[0] for match in found if match])
+
+
+def shared_groups(train: ImageSet, val: ImageSet | None) -> list[str]:
+    """Groups with images in both splits."""
+    if val is None or train.groups is None or val.groups is None:
+        return []
+    return [str(group) for group in np.intersect1d(train.groups, val.groups)]
 
 
 def hold_out(data: Data, fraction: float, seed: int) -> Data:
@@ -169,3 +201,12 @@ def _check(train: ImageSet, uri: str, *, all_used: bool) -> None:
     empty = [train.class_names[k] for k in np.flatnonzero(train.class_counts == 0)]
     if empty and all_used:
         raise DataError(f"{uri} has no training images of class {some(empty)}; add images or remove the class")
+
+
+def _check_groups(train: ImageSet, val: ImageSet | None, uri: str) -> None:
+    """Refuse data whose own splits share groups."""
+    if shared := shared_groups(train, val):
+        raise DataError(
+            f"{len(shared)} groups of {uri}, such as {readable(shared[0])!r}, are in training and validation; "
+            "move each to one side, or leave the splits out and one is made"
+        )

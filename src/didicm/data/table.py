@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from didicm.data.bands import Picture
 from didicm.data.decode import open_image
 from didicm.data.folder import TRAIN_NAMES, VAL_NAMES, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, normalise, some
 from didicm.data.index import Strings
+from didicm.data.picture import Picture
 from didicm.errors import reason
 from didicm.text import readable
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from didicm.data.bands import Picture
 from didicm.data.decode import open_image, to_channels
 from didicm.data.images import DataError, ImageSet
+from didicm.data.picture import Picture
 from didicm.errors import reason
 
 

@@ -17,11 +17,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad as padded
 
-from didicm.data.bands import Bands, Picture, from_pixels
 from didicm.data.decode import MODES, resize_and_crop, to_channels
 from didicm.data.images import DataError, check_channels, stack
+from didicm.data.picture import Bands, Picture, from_pixels
 from didicm.data.randomness import keys, preserved, seed_all, uniform
-from didicm.diffusion.views import Views, crop_and_flip
+from didicm.diffusion.sampler import Views, crop_and_flip
 from didicm.errors import did_you_mean, reason
 from didicm.values import Few, Pixels, Range, Settings, plain
 

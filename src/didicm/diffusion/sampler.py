@@ -1,4 +1,4 @@
-"""How to sample, as one value that settings, checkpoints and flags share."""
+"""How to sample, as one value that settings, checkpoints and flags share; views of an image; the early stop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -6,19 +6,154 @@ from functools import partial
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from didicm.diffusion.early_stop import sample_until_settled
 from didicm.diffusion.process import UniformProcess
-from didicm.diffusion.sampling import Average, Callback, Posterior, Select, readout, sample_cl, sample_cp
-from didicm.diffusion.solver import ScoreFunction, ScoreTime, Solver
-from didicm.diffusion.views import Views, allowed
+from didicm.diffusion.random import ImageRandom
+from didicm.diffusion.sampling import (
+    SELECT,
+    Average,
+    Callback,
+    Posterior,
+    Select,
+    Step,
+    readout,
+    sample_cl,
+    sample_cp,
+    uniform_state,
+)
+from didicm.diffusion.solver import (
+    Interval,
+    ScoreFunction,
+    Scores,
+    ScoreTime,
+    Solver,
+    SolverStep,
+    intervals,
+    solver_step,
+)
 from didicm.errors import UserError, did_you_mean
-from didicm.values import Count, Few, Fraction, Natural, Range, Settings
+from didicm.values import Count, Few, Fraction, Natural, Positive, Range, Settings, coerce
 
 Method: TypeAlias = Literal["cp", "cl", "readout"]
 
 _METHODS: dict[str, Callable[..., Posterior]] = {"cp": sample_cp, "cl": sample_cl, "readout": readout}
+_SALT = 0x5EED0F71E35  # so that views and a sampler's labels are drawn independently from one seed
+
+
+def sample_until_settled(
+    model: ScoreFunction,
+    image: Tensor,
+    process: UniformProcess,
+    *,
+    tolerance: float,
+    steps: int = 8,
+    select: Select = "argmin",
+    solver: Solver = "exact",
+    score_time: ScoreTime = "midpoint",
+    floor: bool = False,
+    callback: Callback | None = None,
+    seed: int = 0,
+) -> Posterior:
+    """`sample_cp` in which an image that has settled takes one last step, straight to time 0.
+
+    Each score implies the posterior at which the process would end if nothing changed any more; an image has
+    settled when the total variation between two of those in a row is below `tolerance`. The state itself would not
+    tell: it moves as noise is removed, whatever the network says. The last step is exact and asks at its midpoint,
+    where there is less noise than at any score before. Looking at every answer waits for the device each time, so
+    unlike a sampler of a fixed number of steps this cannot be one compiled graph.
+
+    The other arguments are those of `sample_cp`. No image depends on its batch.
+    """
+    coerce(tolerance, Positive, "tolerance")
+    times = intervals(process.schedule, steps, None, solver, score_time)
+    step, to_end = solver_step(solver, floor), solver_step("exact")
+    choose = SELECT[coerce(select, Select, "select")]
+    score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
+    end, calls = process.schedule.at(0.0), torch.zeros(len(p), dtype=torch.long, device=p.device)
+
+    def advance(rows: Tensor, step: SolverStep, at: Interval) -> tuple[Tensor, Tensor]:
+        """The states after a step of some images, and where those would end."""
+        log_score = score(label[rows], at.score, rows)
+        calls[rows] += 1
+        state = p[rows].to(log_score.dtype)
+        ends = to_end(process, state, log_score, Interval(at.t, at.score, end))
+        return p.to(log_score.dtype).index_copy(0, rows, step(process, state, log_score, at)), ends
+
+    moving, settled = torch.arange(len(p), device=p.device), torch.arange(0, device=p.device)  # rows of images
+    before: Tensor | None = None  # where the moving ones would have ended a step ago
+    for interval in times:
+        label = choose(p, random)  # of all images, so that each draws as often, whatever the others do
+        if len(settled):
+            p, _ = advance(settled, to_end, Interval(interval.t, process.schedule.at(interval.t.time / 2), end))
+            settled = settled[:0]
+        if len(moving):
+            p, ends = advance(moving, step, interval)
+            still = torch.zeros_like(moving, dtype=torch.bool)
+            if before is not None:
+                still = (ends - before).abs().sum(-1) / 2 < tolerance
+            settled, moving, before = moving[still], moving[~still], ends[~still]
+        if callback:
+            callback(Step(interval.s.time, p, label.unsqueeze(-1)))
+        if not len(moving) and not len(settled):
+            break
+    return Posterior(score.checked(p), nfe=int(calls.max()), calls=calls)
+
+
+@dataclass(frozen=True)
+class Views(Settings):
+    """Shifted and flipped copies of normalised images (B, C, H, W) that a network was trained to take alike."""
+
+    prefix = "views."
+    shift: Annotated[int, Range(0, 4096)] = 0  # pixels, at most, in each direction
+    hflip: bool = False  # whether every other view is a mirror image
+    fill: tuple[float, ...] | None = None  # what is shifted into view, by channel; None: the border, repeated
+
+    def __call__(self, image: Tensor, count: int, seed: int = 0) -> list[Tensor]:
+        """`count` views (B, C, H, W) of the images, the first of which are the images themselves.
+
+        Randomness belongs to the image's content, so that no view depends on the batch.
+        """
+        if count > 1 and image.dim() != 4:
+            raise UserError("views are made of images, not of stored features: leave out views")
+        random, views = ImageRandom(image, seed ^ _SALT), [image]
+        while len(views) < count:
+            offset = (random.uniform(2) * (2 * self.shift + 1)).long()
+            views.append(self._view(image, offset, self.hflip and len(views) % 2 == 1))
+        return views
+
+    def _view(self, image: Tensor, offset: Tensor, flipped: bool) -> Tensor:
+        flip = torch.full((len(image),), flipped, device=image.device)
+        # One memory layout for all views: a network's rounding may depend on it.
+        return crop_and_flip(self._padded(image), offset, flip, image.shape[-2:]).contiguous()
+
+    def _padded(self, image: Tensor) -> Tensor:
+        by = [self.shift] * 4
+        if self.fill is None:
+            return F.pad(image, by, mode="replicate")
+        inside = F.pad(torch.ones_like(image[:1, :1]), by).bool()
+        return torch.where(inside, F.pad(image, by), image.new_tensor(self.fill).view(-1, 1, 1))
+
+
+def allowed(views: Views | None) -> Views:
+    """The views that a model was trained with, if it was."""
+    if views is None:
+        raise UserError(
+            "this model has no views of an image: train one with augment.pad, augment.scale or augment.hflip, "
+            "or leave out views"
+        )
+    return views
+
+
+def crop_and_flip(image: Tensor, offset: Tensor, flip: Tensor, size: torch.Size) -> Tensor:
+    """A part of each image (B, C, H, W) at its offset (B, 2), of such a height and width, mirrored if `flip`."""
+    which, down, across = (torch.arange(n, device=image.device) for n in (len(image), *size))
+    rows = offset[:, :1] + down
+    columns = offset[:, 1:] + torch.where(flip[:, None], across.flip(0), across)
+    cut = image.permute(0, 2, 3, 1)[which[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return cut.permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,26 @@
-"""How good a stored model is: `didicm evaluate` as a function."""
+"""How good a stored model is: `didicm.evaluate`, `didicm.evaluate_shift`, and the labels that it doubts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from didicm.data import ImageSet
+from didicm.data.corruptions import SEVERITIES, SUITE, Corruptions
+from didicm.errors import UserError
 from didicm.evaluation import run
-from didicm.evaluation.calibration import (
-    Calibration,
-    apply_temperature,
-    find_calibration,
-)
-from didicm.evaluation.conformal import coverage, mean_size
+from didicm.evaluation.calibration import Calibration, apply_temperature, coverage, find_calibration, mean_size
 from didicm.evaluation.diagnostics import ClassRow, per_class
 from didicm.evaluation.intervals import bootstrap
 from didicm.evaluation.met_images import leave_out_fitted, note_choice
-from didicm.evaluation.metrics import BINS, evaluate_probs
+from didicm.evaluation.metrics import BINS, calibration_error, evaluate_probs, nll
 from didicm.evaluation.stored import StoredModel, open_model
+
+UNLIKE = "unlike"  # share of images that are flagged as unlike those of training
+SURE = 0.5  # least probability of the other class, for a label to be suspect
 
 
 @dataclass(frozen=True)
@@ -132,3 +134,122 @@ def evaluate(
         image_names=found.image_names,
         unlike_training=unlike,
     )
+
+
+@dataclass(frozen=True)
+class ShiftEvaluation:
+    """Accuracy, NLL, ECE and, with an outlier score, the share of flagged images, by name; clean and corrupted."""
+
+    clean: dict[str, float]
+    corruptions: dict[str, list[dict[str, float]]]  # by corruption, at each severity
+    test: TestImages  # which images
+    num_images: int
+    skipped: list[str]  # images that could not be read, each with the reason
+
+    @property
+    def mean(self) -> list[dict[str, float]]:
+        """Means over the corruptions, at each severity."""
+        levels = zip(*self.corruptions.values(), strict=True)
+        return [{name: sum(row[name] for row in rows) / len(rows) for name in self.clean} for rows in levels]
+
+
+def evaluate_shift(
+    model: str | Path | StoredModel,
+    data: str,
+    *,
+    split: str | None = None,
+    labels: str | None = None,
+    group_by: str | None = None,
+    calibrated: bool = True,
+    bins: int = BINS,
+    seed: int = 0,
+    batch_size: int = 64,
+    workers: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> ShiftEvaluation:
+    """Measure a model on labelled images as they are and under the whole suite of corruptions.
+
+    Each image is decoded once, and no posterior is kept. Arguments are those of `evaluate`; `seed` decides what is
+    random in the corruptions, each of which is as with `corruption` there.
+    """
+    model = model if isinstance(model, StoredModel) else open_model(model)
+    test = open_test_images(model, data, split, labels, group_by, calibrated=calibrated)
+    names = [f"{name}:{severity}" for name in SUITE for severity in SEVERITIES]
+    views = [None, *map(Corruptions.parse, names)]
+    loading: dict[str, Any] = {"corruption": views, "seed": seed, "workers": workers}
+    loading["batch_size"] = max(1, batch_size // len(views))
+    found: list[dict[str, Tensor]] = []
+    skipped: list[str] = []
+    done, count = 0, len(test.images)
+    for _, batch in run.stream(model.classifier, test.images, model.transform, {"": model.sampler}, **loading):
+        found.append({name: x.view(-1, len(views)) for name, x in _per_row(batch, test).items()})
+        done, skipped = done + len(batch.label) // len(views), batch.skipped
+        if progress is not None:
+            progress(done + len(skipped), count)
+    if not found:
+        raise UserError(f"none of the {count} images can be read: look at them with didicm doctor")
+    rows = {name: torch.cat([part[name] for part in found]).T.contiguous() for name in found[0]}  # (views, N) each
+    by_view = [_metrics({name: x[i] for name, x in rows.items()}, bins) for i in range(len(views))]
+    levels = len(SEVERITIES)
+    corrupted = {name: by_view[1 + levels * i :][:levels] for i, name in enumerate(SUITE)}
+    return ShiftEvaluation(by_view[0], corrupted, test, done, skipped)
+
+
+def _per_row(batch: run.Batch, test: TestImages) -> dict[str, Tensor]:
+    """What the metrics need of each row of a batch, (B,) each."""
+    probs, calibration = batch.probs[""], test.calibration
+    if calibration is not None:
+        probs = apply_temperature(probs, calibration.temperature)
+    right = (probs.argmax(-1) == batch.label).double()
+    rows = {"confidence": probs.amax(-1), "right": right, "nll": nll(probs, batch.label)}
+    if calibration is not None and calibration.outliers is not None:
+        rows[UNLIKE] = (calibration.outliers.scores(batch.features) > calibration.outliers.threshold).double()
+    return rows
+
+
+def _metrics(rows: dict[str, Tensor], bins: int) -> dict[str, float]:
+    error = calibration_error(rows["confidence"], rows["right"], bins)
+    metrics = {"cls/Acc": rows["right"].mean().item(), "cls/NLL": rows["nll"].mean().item(), "cal/ECE": error}
+    return metrics | ({UNLIKE: rows[UNLIKE].mean().item()} if UNLIKE in rows else {})
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An image that is likely to have the wrong label: a model that never saw it is sure of another class."""
+
+    name: str
+    label: str
+    likely: str  # the class that the model says instead
+    probability: float  # of that class
+
+    def __str__(self) -> str:
+        return f"{self.name}: labelled {self.label}, {self.likely} with {100 * self.probability:.1f} %"
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """The suspects among the images that a model was not trained on, the most confident first."""
+
+    found: list[Suspect]
+    ranked: int  # images that were looked at
+    described: str  # which they are, in a few words
+    accuracy: float  # of the model on them, by the labels as they are
+
+
+def find_suspects(model: StoredModel, data: str, **asked: Any) -> Suspects:
+    """Look for suspects among a model's held-out images: of those it was trained on it knows the labels by heart.
+
+    `asked` are `labels` and `group_by`, as for `StoredModel.images`.
+    """
+    images, described = model.images(data, **asked)
+    found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler})
+    top, likely = found.probs[""].max(dim=1)
+    doubted = ((likely != found.labels) & (top >= SURE)).nonzero().squeeze(1)
+    ranked = doubted[top[doubted].argsort(descending=True, stable=True)].tolist()
+    names = model.class_names
+    suspects = [
+        Suspect(found.image_names[i], names[int(found.labels[i])], names[int(likely[i])], float(top[i]))
+        for i in ranked
+    ]
+    accuracy = (likely == found.labels).double().mean().item()
+    return Suspects(suspects, len(images), described, accuracy)

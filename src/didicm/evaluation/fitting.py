@@ -19,13 +19,17 @@ from didicm.evaluation import run
 from didicm.evaluation.calibration import (
     WEAK_PRIOR,
     Calibration,
+    Conformal,
     Temperature,
     apply_temperature,
+    coverage,
+    fit_aps,
+    fit_lac,
     fit_temperature,
     load_calibration,
+    mean_size,
     save_calibration,
 )
-from didicm.evaluation.conformal import Conformal, coverage, fit_aps, fit_lac, mean_size
 from didicm.evaluation.label_sets import conformal_rank
 from didicm.evaluation.met_images import note_choice, pack_digests, refuse_training_images
 from didicm.evaluation.metrics import evaluate_probs, nll

@@ -1,23 +1,25 @@
-"""A stored model, ready to be asked: how, on which device, and what is known of its training."""
+"""A stored model, ready to be asked: how, on which device, what is known of its training; or several as one."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from didicm.checkpoint import CONFIG, HUB, Checkpoint, load, model_directory
-from didicm.classifier import Classifier, Sampler
+from didicm.checkpoint import CONFIG, HUB, Checkpoint, load, model_directory, save
+from didicm.classifier import Classifier, Ensemble, Sampler
 from didicm.data import EvalTransform, ImageSet, hold_out, open_data, relabel
-from didicm.data.groups import find_groups
+from didicm.data.sources import find_groups
 from didicm.errors import UserError
-from didicm.settings import TrainConfig, read_yaml
+from didicm.files import write_files
+from didicm.settings import TrainConfig, read_yaml, to_yaml
 from didicm.values import Pixels, coerce, override
 
 CONFIG_YAML = "config.yaml"
+FEWEST = 2
 
 
 @dataclass(frozen=True)
@@ -160,3 +162,55 @@ def same_place(one: str, other: str) -> bool:
     one, other = one.removeprefix("folder:"), other.removeprefix("folder:")
     paths = [Path(uri).expanduser() for uri in (one, other)]
     return one == other or (all(path.exists() for path in paths) and os.path.samefile(*paths))
+
+
+def ensemble(sources: Sequence[str | Path], out: str | Path) -> list[str]:
+    """Write the ensemble of runs, model directories or `hf://owner/name` into a new model directory.
+
+    Members must agree on classes and input. Returns what there is to say about the images they were trained on.
+    """
+    if len(sources) < FEWEST:
+        raise UserError(f"an ensemble takes at least {FEWEST} models: name more of them")
+    if (Path(out) / CONFIG).exists():
+        raise UserError(f"{out} already holds a model: give another --out")
+    models = [open_model(source, device="cpu") for source in sources]
+    first = models[0]
+    for other in models[1:]:
+        _check_alike(first, other)
+    priors = [model.checkpoint.training_prior for model in models]
+    save(
+        Ensemble([member for model in models for member in _members(model.classifier)]),
+        out,
+        class_names=first.checkpoint.class_names,
+        transform=first.transform.to_dict(),
+        training_prior=priors[0] if all(prior == priors[0] for prior in priors) else None,
+    )
+    trainings = [model.training for model in models]
+    split = [None if training is None else _split(training) for training in trainings]
+    if trainings[0] is None or any(other != split[0] for other in split):
+        return [
+            "the models were not trained on the same part of the same data, or do not say: calibrate on images "
+            "that none of them has seen (data_seed trains several on the same images)"
+        ]
+    write_files(out, {CONFIG_YAML: to_yaml(replace(trainings[0], out=str(out)))})
+    return []
+
+
+def _members(classifier: Classifier) -> Sequence[Classifier]:
+    return classifier.members if isinstance(classifier, Ensemble) else [classifier]
+
+
+def _check_alike(one: StoredModel, other: StoredModel) -> None:
+    for what, a, b in (
+        ("classes", one.checkpoint.class_names, other.checkpoint.class_names),
+        ("input", one.transform, other.transform),
+    ):
+        if a != b:
+            raise UserError(
+                f"{one.place} and {other.place} differ in their {what}: members of an ensemble must agree"
+            )
+
+
+def _split(training: TrainConfig) -> tuple[object, ...]:
+    """What decides which images a training held out."""
+    return training.data, training.labels, training.group_by, training.val_fraction, training.image_seed

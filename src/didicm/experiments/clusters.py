@@ -14,7 +14,7 @@ from rich.console import Console
 
 from didicm.errors import UserError, reason
 from didicm.experiments.execute import RESULT, execute, read_run
-from didicm.locks import HeldError, held
+from didicm.processes import HeldError, held
 from didicm.settings import RunConfig
 from didicm.text import count
 

@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 from rich.console import Console
 
-from didicm.checkpoint import load, save
+from didicm.checkpoint import load
 from didicm.classifier import Ensemble
 from didicm.data import ArraySet, ImageSet, UnreadableImageError, is_small, stratified_split
 from didicm.errors import UserError, reason
@@ -24,14 +24,12 @@ from didicm.experiments.measure import measure, measure_trial, trial_of
 from didicm.experiments.results import Record, RunResult, Trial
 from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
-from didicm.locks import held
+from didicm.processes import STOPPING, held
 from didicm.settings import TrainConfig
-from didicm.signals import STOPPING
 from didicm.text import SafeConsole
 from didicm.training.build import INDEX, RunComponents, build, check_batches
-from didicm.training.kept import BEST, LAST
 from didicm.training.loop import DivergedError, train
-from didicm.training.state import STATE, has_state
+from didicm.training.state import BEST, LAST, STATE, has_state, keep
 
 RUNS = "runs"  # folder of trainings, which studies share
 # Files of a run's folder: what is to be done, as long as it is, what came out, and how far it is.
@@ -167,8 +165,9 @@ def _train_or_resume(
         _train(config, own, folder, (i, len(run.members)), console)
     seconds = None if resumed else time.monotonic() - begun
     if _is_first():
-        if len(run.members) > 1:
-            _join(run, components)
+        if len(run.members) > 1:  # their ensemble, where a single training keeps its last model
+            members = [load(Path(config.out) / LAST).classifier for config in run.members]
+            keep(components, Ensemble(members), training / LAST)
         write_files(training, {TRAINED: to_json(seconds)})
         for config in run.members:  # only a resumed training needs them
             for path in ((Path(config.out) / STATE).parent, Path(config.out) / BEST):
@@ -180,17 +179,6 @@ def _with_network(run: Run, config: TrainConfig, components: RunComponents) -> R
     """The components with the network of one of several trainings on the same images."""
     member, _ = prepare(replace(run, config=config), components.index)
     return replace(components, classifier=member.classifier)
-
-
-def _join(run: Run, components: RunComponents) -> None:
-    """Keep the ensemble of the members where a single training keeps its last model."""
-    save(
-        Ensemble([load(Path(config.out) / LAST).classifier for config in run.members]),
-        Path(run.config.out) / LAST,
-        class_names=components.class_names,
-        transform=components.eval_transform.to_dict(),
-        training_prior=components.training_prior,
-    )
 
 
 def _train(

@@ -20,8 +20,8 @@ from rich.console import Console
 from didicm.errors import UserError, did_you_mean
 from didicm.experiments.clusters import run_on_ray, submitit_executor
 from didicm.experiments.execute import execute, read_run, stop_at_end_of
+from didicm.processes import interrupted
 from didicm.settings import RunConfig
-from didicm.signals import interrupted
 
 ExecutorName: TypeAlias = Literal["local", "ray", "slurm", "submitit-local"]
 Executor: TypeAlias = Callable[[Sequence[Path]], Generator[Path, None, None]]

@@ -27,7 +27,7 @@ from didicm.files import write_files
 from didicm.models import cost
 from didicm.training.build import RunComponents, training_multiply_adds
 from didicm.training.devices import make_fabric, tune
-from didicm.training.kept import LAST, SNAPSHOTS
+from didicm.training.state import LAST, SNAPSHOTS
 from didicm.training.tracking import METRICS
 
 EVAL_SEED = 0  # the test images are corrupted alike for every method and seed

@@ -48,7 +48,14 @@ class Measurement(Settings):
 
 
 @dataclass(frozen=True)
-class RunResult(Settings):
+class _Stored(Settings):
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class RunResult(_Stored):
     """A trained network and what was measured with it."""
 
     key: str  # of the run
@@ -65,13 +72,7 @@ class RunResult(Settings):
     versions: dict[str, str]
     train_multiply_adds: Count | None = None  # of all its trainings, forward and backward; None in older results
     final_epochs_gain: float | None = None  # relative fall of the mean loss over the last two tenths of the epochs
-    skipped_steps: Count | None = (
-        None  # of all its trainings, whose gradient was not finite; None in older results
-    )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"format": FORMAT, **asdict(self)}
+    skipped_steps: Count | None = None  # of all its trainings, for want of a finite gradient; likewise
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunResult":
@@ -85,7 +86,7 @@ class RunResult(Settings):
 
 
 @dataclass(frozen=True)
-class Trial(Settings):
+class Trial(_Stored):
     """One training of a search, judged by held-out training images."""
 
     key: str  # of the run
@@ -104,10 +105,6 @@ class Trial(Settings):
         """What trials are judged by; infinite if the training diverged."""
         return math.inf if self.metrics is None else self.metrics["cls/NLL"]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"format": FORMAT, **asdict(self)}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Trial":
         """Read a record; missing and unknown fields are errors."""
@@ -116,7 +113,7 @@ class Trial(Settings):
 
 
 @dataclass(frozen=True)
-class Plan(Settings):
+class Plan(_Stored):
     """What was asked for: a report needs nothing else, and a folder keeps to it."""
 
     study: Study
@@ -186,7 +183,7 @@ def read_plan(folder: Path) -> Plan | None:
 
 def write_plan(folder: Path, plan: Plan) -> None:
     """Keep what was asked for; the results of an older version are rewritten in today's format."""
-    writing = {STUDY: to_json({"format": FORMAT, **asdict(plan)})}
+    writing = {STUDY: to_json(plan.to_dict())}
     if _is_old(folder):  # the results first: should the machine stop in between, they are read all the same
         writing = {RESULTS: "".join(map(_line, read_results(folder))), **writing}
     write_files(folder, writing)

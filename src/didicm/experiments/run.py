@@ -27,9 +27,8 @@ from didicm.experiments.results import (
 )
 from didicm.experiments.spec import Run, Study
 from didicm.experiments.tune import next_stage, trials_of
-from didicm.locks import LOCK, held
+from didicm.processes import LOCK, held, interrupted
 from didicm.progress import ProgressDisplay
-from didicm.signals import interrupted
 from didicm.text import SafeConsole, count
 from didicm.training.build import INDEX
 

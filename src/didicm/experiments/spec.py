@@ -15,7 +15,7 @@ import yaml
 
 from didicm.classifier import Sampler
 from didicm.data import Corruptions
-from didicm.data.label_noise import LabelNoise
+from didicm.data.corruptions import LabelNoise
 from didicm.errors import UserError, did_you_mean
 from didicm.settings import TrainConfig, load_recipe
 from didicm.values import Amount, Few, Pixels, Range, Settings, flatten, override

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from didicm.data.label_noise import LabelNoise
+from didicm.data.corruptions import LabelNoise
 from didicm.errors import UserError, did_you_mean
 from didicm.experiments.spec import PUBLISHED, STUDIES, Condition, Method, SamplerSpec, Study
 from didicm.files import read_yaml

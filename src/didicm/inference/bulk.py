@@ -12,21 +12,20 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from didicm.checkpoint import HUB
 from didicm.data import EvalTransform
 from didicm.data.listing import ImageRef, Listing, list_images
+from didicm.data.loader import batch_loader, started
 from didicm.errors import UserError
 from didicm.evaluation.calibration import weights_digest
-from didicm.inference.estimate import Estimate, estimate
 from didicm.inference.parts import BulkSettings as BulkSettings
-from didicm.inference.parts import Parts, written_down
+from didicm.inference.parts import Estimate, Parts, estimate, written_down
 from didicm.inference.parts import Tally as Tally
 from didicm.inference.prediction import why_unreadable
 from didicm.inference.predictor import Predictor
 from didicm.inference.rows import Floats, Format, Outliers, Rows, RowWriter, join_rows, make_rows
-from didicm.signals import obey_parent_alone, shielded
 from didicm.values import plain
 
 Engine: TypeAlias = Literal["local", "ray"]
@@ -107,19 +106,9 @@ class BulkJob:
 
     def _batches(self, predictor: Predictor, numbers: Sequence[int]) -> Iterator["Batch"]:
         batches_per_part = -(-self.settings.part_size // self.settings.batch_size)
-        loader: DataLoader[Batch] = DataLoader(
-            Decoder(predictor.model.transform),
-            batch_size=None,
-            sampler=_Work(self.listing, numbers, self.settings.batch_size),
-            num_workers=min(self.settings.workers, len(numbers) * batches_per_part),
-            collate_fn=_as_it_is,
-            worker_init_fn=obey_parent_alone,
-            pin_memory=predictor.model.device.type == "cuda",
-            generator=torch.Generator(),  # its own: else it would draw a number from the global one
-        )
-        with shielded():
-            batches = iter(loader)  # which starts the workers
-        yield from batches
+        workers = min(self.settings.workers, len(numbers) * batches_per_part)
+        work = _Work(self.listing, numbers, self.settings.batch_size)
+        return started(batch_loader(Decoder(predictor.model.transform), work, workers, predictor.model.device))
 
 
 class Batch(NamedTuple):
@@ -225,7 +214,3 @@ def _on_ray(job: BulkJob, predictor: Predictor, numbers: Sequence[int], actors: 
     from didicm.inference.on_ray import predict_on_ray  # Ray is an extra
 
     return predict_on_ray(job, predictor, numbers, actors)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

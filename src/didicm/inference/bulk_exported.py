@@ -11,9 +11,8 @@ import numpy as np
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
 from didicm.files import sha256
-from didicm.inference.estimate import Estimate, estimate
 from didicm.inference.onnx import OnnxPredictor
-from didicm.inference.parts import BulkSettings, Parts, Tally, written_down
+from didicm.inference.parts import BulkSettings, Estimate, Parts, Tally, estimate, written_down
 from didicm.inference.prediction import Array, why_unreadable
 from didicm.inference.rows import Floats, Format, Outliers, Rows, RowWriter, join_rows, make_rows
 from didicm.values import plain

@@ -8,8 +8,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from didicm.data.bands import Picture
 from didicm.data.decode import resize_and_crop, to_channels
+from didicm.data.picture import Picture
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment, note_on_sets

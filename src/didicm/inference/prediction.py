@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from didicm.data import UnreadableImageError, open_image, readable
-from didicm.data.bands import Bands, Picture, from_pixels
 from didicm.data.many_channels import MOST_CHANNELS
+from didicm.data.picture import Bands, Picture, from_pixels
 from didicm.errors import UserError, reason
 
 T = TypeVar("T")

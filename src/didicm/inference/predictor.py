@@ -17,7 +17,7 @@ from didicm.errors import UserError
 from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment, note_on_sets
-from didicm.inference.fuse import optimize_for_inference
+from didicm.inference.optimize import optimize_for_inference
 from didicm.inference.prediction import Prediction, Source, read_source
 from didicm.inference.rows import Outliers
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from textwrap import fill
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from didicm.data.corruptions import SEVERITIES
+from didicm.evaluation.assess import ShiftEvaluation
 from didicm.evaluation.calibration import apply_temperature
 from didicm.evaluation.diagnostics import entropy_histogram, reliability, risk_coverage
 from didicm.evaluation.metrics import BINS
@@ -27,6 +29,12 @@ PAPERS = Condition(56, 1.0)  # the condition of the paper's figure of network ca
 
 Stored: TypeAlias = dict[Entry, tuple[Tensor, Tensor]]  # probabilities (N, K) and labels (N,), over all seeds
 Curves: TypeAlias = dict[tuple[str, bool], dict[float, Estimate]]  # by name and whether a baseline: by calls
+TITLES = {
+    "cls/Acc": "accuracy, %",
+    "cls/NLL": "negative log-likelihood",
+    "cal/ECE": "calibration error, %",
+    "unlike": "flagged as unlike training, %",
+}
 
 
 def over_columns(panels: Sequence[Panel], metrics: Sequence[Metric], *, gains: bool = False) -> Figure | None:
@@ -227,3 +235,24 @@ def _axis_name(metric: Metric, gains: bool = False) -> str:
     if gains:
         return f"gain in {name.replace(', %', ', points')}"
     return name if metric.sign > 0 else f"{name} (lower is better)"
+
+
+def shift_figure(shift: ShiftEvaluation) -> Figure:
+    """A plot per metric over the severity: a thin line per corruption, a bold one for their mean."""
+    palette = looks((name, False) for name in shift.corruptions)
+    styles: dict[str, dict[str, Any]] = {
+        name: {**look._asdict(), "alpha": 0.7, "linewidth": 1.2, "markersize": 4} for name, look in palette.items()
+    }
+    styles["mean"] = {"color": "black", "linewidth": 3}
+    figure, axes = make_axes(len(shift.clean), len(shift.clean), size=(3.8, 3.4))
+    for plot, (metric, clean) in zip(axes, shift.clean.items(), strict=True):
+        scale = 1 if metric == "cls/NLL" else 100
+        for name, levels in {**shift.corruptions, "mean": shift.mean}.items():
+            values = [scale * value for value in (clean, *(level[metric] for level in levels))]
+            plot.plot((0, *SEVERITIES), values, label=name.replace("_", " "), **styles[name])
+        plot.set_title(TITLES[metric])
+        plot.set_xlabel("severity")
+        plot.set_xticks((0, *SEVERITIES), ("clean", *map(str, SEVERITIES)))
+        plot.set_ylim(bottom=0)
+    legend_below(figure, axes, 5)
+    return figure

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from didicm.data.bands import from_pixels, viewable
+from didicm.data.picture import from_pixels, viewable
 from didicm.data.randomness import keys
 from didicm.errors import UserError, reason
 from didicm.evaluation.store import load_posteriors

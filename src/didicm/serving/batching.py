@@ -12,7 +12,7 @@ from typing import Any
 
 from didicm.serving.engine import Answer, Engine, Question
 from didicm.serving.metrics import Metrics
-from didicm.serving.refusal import busy
+from didicm.serving.security import busy
 
 
 @dataclass(frozen=True)

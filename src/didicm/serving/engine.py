@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from didicm.data.bands import Picture
+from didicm.data.picture import Picture
 from didicm.errors import UserError
 
 if TYPE_CHECKING:

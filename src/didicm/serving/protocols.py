@@ -15,12 +15,11 @@ from urllib.parse import urljoin, urlsplit
 import numpy as np
 from fastapi import FastAPI, Request
 
-from didicm.data.bands import Picture, from_pixels
 from didicm.data.many_channels import MOST_CHANNELS
+from didicm.data.picture import Picture, from_pixels
 from didicm.errors import UserError
 from didicm.serving.engine import Answer, Question, check_pixels
-from didicm.serving.refusal import RefusalError
-from didicm.serving.security import Limits
+from didicm.serving.security import Limits, RefusalError
 from didicm.serving.service import Service, Source
 from didicm.serving.tasks import INTERFACE_BYTES, Tasks, read_interface
 from didicm.serving.uploads import from_base64, make_options, read_json

@@ -1,4 +1,7 @@
-"""What stands before every route: limits, the token, the host, deadlines, and the headers of every answer."""
+"""What stands before every route: limits, the token, the host, deadlines, and the headers of every answer.
+
+A request that is not served gets a status, one sentence, and perhaps when to come back.
+"""
 
 import asyncio
 import base64
@@ -11,13 +14,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from didicm.errors import UserError
 from didicm.serving.metrics import Metrics
-from didicm.serving.refusal import RefusalError, busy
 
 TOKEN_VARIABLE = "DIDICM_TOKEN"
 SHORTEST_TOKEN = 16
@@ -34,6 +37,25 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
+RETRY_SECONDS = 1
+
+
+class RefusalError(Exception):
+    """An answer other than success, to be sent as it is."""
+
+    def __init__(self, status: int, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def response(self) -> JSONResponse:
+        """As JSON."""
+        return JSONResponse({"error": self.message}, self.status, self.headers)
+
+
+def busy() -> RefusalError:
+    """The server has more to do than it takes on."""
+    return RefusalError(503, "the server is busy: try again soon", Retry_After=str(RETRY_SECONDS))
 
 
 @dataclass(frozen=True)

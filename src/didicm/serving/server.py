@@ -1,18 +1,147 @@
-"""Running the server: its socket, its deadlines for slow clients, its signals."""
+"""The server: its routes (ours, other programs' and the page), its socket, its deadlines and signals."""
 
 import asyncio
+import resource
 import signal
 import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from didicm.data.decode import image_formats
 from didicm.errors import UserError
-from didicm.serving.security import Guard
+from didicm.serving import protocols
+from didicm.serving.schema import PREDICT
+from didicm.serving.security import Access, Guard, RefusalError
+from didicm.serving.service import Service, log
+from didicm.serving.uploads import read_upload
 
 PATIENCE = 20.0  # seconds for a client to send a request's head, and to read an answer
 IDLE = 15  # seconds that a connection may rest between requests
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+HEALTH = ("/health", "/v2/health/live", "/v2/health/ready")
+
+
+def create_app(service: Service, access: Access, *, label_studio: str | None = None) -> Guard:
+    """The server as an ASGI application; images are fetched from the address `label_studio` alone."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="didicm",
+        version=protocols.VERSION,
+        description="Image classification with a posterior you can trust.",
+        lifespan=lifespan,
+        docs_url=None,  # they would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={RefusalError: _refuse, HTTPException: _refuse_http, Exception: _fail},
+    )
+    guard = Guard(app, limits=service.limits, access=access, metrics=service.metrics, free={*PAGE, *HEALTH})
+    studio = protocols.LabelStudio(service, label_studio)
+    _add_own(app, service, guard, studio)
+    _add_page(app, service)
+    protocols.add_open_inference(app, service)
+    protocols.add_label_studio(app, studio)
+    return guard
+
+
+def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.LabelStudio) -> None:
+    @app.post("/predict", summary="Classify images", openapi_extra=PREDICT)
+    async def predict(request: Request) -> Response:
+        upload = await read_upload(request, service.limits)
+        if upload.tasks is not None:
+            return JSONResponse(await studio.predict(upload.tasks))
+        found = await service.predict(upload.images, upload.options)
+        failed = all("error" in entry for entry in found)
+        return JSONResponse({"model": service.name, "predictions": found}, 422 if failed else 200)
+
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", summary="Whether the server is up")
+    async def health() -> dict[str, str]:
+        return {"status": "UP", "model_class": service.name}
+
+    @app.get("/info", summary="The model, how it is asked, and the limits")
+    async def info() -> dict[str, Any]:
+        models = {name: model.engine for name, model in service.models.items()}
+        return {
+            "version": protocols.VERSION,
+            "model": service.name,
+            "baseline": service.baseline,
+            "models": {
+                name: {**engine.describe(), "trajectory": engine.has_trajectory, "classes": engine.class_names}
+                for name, engine in models.items()
+            },
+            "formats": image_formats(),
+            "limits": {
+                "upload_bytes": service.limits.upload_bytes,
+                "pixels": service.limits.pixels,
+                "images": service.limits.images,
+                "steps": service.limits.steps,
+                "seconds": service.limits.seconds,
+            },
+        }
+
+    @app.get("/metrics", summary="Counts for Prometheus", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        gauges = {
+            "requests_under_way": ("requests that are being served", guard.requests),
+            "upload_bytes_under_way": ("bytes of requests that are being served", guard.bytes),
+            "images_waiting": ("images in queues", sum(model.waiting for model in service.models.values())),
+            "peak_memory_bytes": ("largest resident memory so far", peak),
+        }
+        return PlainTextResponse(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+
+def _add_page(app: FastAPI, service: Service) -> None:
+    files = resources.files("didicm.serving") / "page"
+    for path, (name, kind) in PAGE.items():
+        response = Response((files / name).read_bytes(), media_type=kind)
+        methods = ["GET", "HEAD"]
+        app.add_api_route(path, lambda response=response: response, methods=methods, include_in_schema=False)
+
+    @app.get("/examples", summary="Images to try")
+    async def examples() -> list[dict[str, str]]:
+        return [{"name": item.name, "url": f"examples/{i}"} for i, item in enumerate(service.examples)]
+
+    @app.get("/examples/{number:int}", summary="One of them")
+    async def example(number: int) -> Response:
+        if not 0 <= number < len(service.examples):
+            raise RefusalError(404, "there is no such example")
+        return Response(service.examples[number].data, media_type=service.examples[number].media_type)
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusalError)
+    return error.response()
+
+
+async def _refuse_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _fail(_: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
+    return JSONResponse({"error": "the server failed: its log has the reason"}, 500)
 
 
 class PatientProtocol(H11Protocol):

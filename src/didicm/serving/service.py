@@ -1,6 +1,10 @@
-"""From uploaded bytes to answers: decode in a few threads, ask the models in batches, word the answers."""
+"""From uploaded bytes to answers: decode in a few threads, ask the models in batches, word the answers.
+
+It also has the examples that the page offers: images of the user's, or those that ship with us if the classes fit.
+"""
 
 import asyncio
+import io
 import logging
 import os
 import threading
@@ -8,18 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from PIL import Image
 
-from didicm.data.bands import Picture
+from didicm.data.picture import Picture
 from didicm.errors import UserError
 from didicm.inference.adjust import Adjustment, claim, kept_rule, make_adjustment
 from didicm.serving.batching import Batcher
 from didicm.serving.engine import Answer, Engine, Probs, Question
 from didicm.serving.metrics import Metrics
-from didicm.serving.refusal import RefusalError
-from didicm.serving.security import Limits
+from didicm.serving.security import Limits, RefusalError
 from didicm.serving.uploads import Options, load_pixels, open_upload
 
 log = logging.getLogger("didicm.serving")
@@ -27,6 +33,7 @@ log = logging.getLogger("didicm.serving")
 LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are decoded one at a time: they take memory
 
 Source: TypeAlias = bytes | Picture | UserError  # an upload, its pixels, or why there are none
+MOST = 12
 
 
 @dataclass(frozen=True)
@@ -181,3 +188,44 @@ def entropy(probs: Probs) -> float:
     """In nats."""
     positive = probs[probs > 0]
     return max(0.0, float(-(positive * np.log(positive)).sum()))
+
+
+def find_examples(folder: Path | None, class_names: Sequence[str], pixels: int) -> list[Example]:
+    """At most a dozen examples; none if nothing fits."""
+    return _shipped(class_names) if folder is None else _of_folder(folder, pixels)
+
+
+def _of_folder(folder: Path, pixels: int) -> list[Example]:
+    if not folder.is_dir():
+        raise UserError(f"--examples {folder} is no folder: give one with a few images")
+    found: list[Example] = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
+        data = path.read_bytes()
+        try:
+            kind = load_pixels(open_upload(data, pixels)).format or ""
+        except UserError:
+            continue  # a folder of images may hold other files
+        if not kind:  # an array, which no browser shows
+            continue
+        found.append(Example(path.stem, data, Image.MIME[kind]))
+        if len(found) == MOST:
+            break
+    if not found:
+        raise UserError(f"--examples {folder} holds no image: give a folder with a few images")
+    return found
+
+
+def _shipped(class_names: Sequence[str]) -> list[Example]:
+    """The first test image of each class of fashion-mini, which a model trained on it has never seen."""
+    shipped = resources.files("didicm.data") / "fashion_mini.npz"
+    with shipped.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        names = [str(name) for name in file["class_names"]]
+        if sorted(names) != sorted(class_names):
+            return []
+        images, labels = file["x_test"], file["y_test"]
+    found = []
+    for k, name in enumerate(names[:MOST]):
+        buffer = io.BytesIO()
+        Image.fromarray(images[int(np.argmax(labels == k))]).save(buffer, "PNG")
+        found.append(Example(name, buffer.getvalue(), "image/png"))
+    return found

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from didicm.serving.refusal import RefusalError
-from didicm.serving.security import Limits
+from didicm.serving.security import Limits, RefusalError
 
 # What a labelling interface may have: enough for thousands of choices, and read in an instant.
 INTERFACE_BYTES, ELEMENTS, DEPTH = 100_000, 5_000, 50

@@ -12,14 +12,13 @@ from PIL import Image
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
-from didicm.data.bands import Picture
 from didicm.data.decode import MODES, image_formats, open_image, own_channels
 from didicm.data.many_channels import open_bands
+from didicm.data.picture import Picture
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.files import parse_json
 from didicm.serving.engine import Question, check_pixels
-from didicm.serving.refusal import RefusalError
-from didicm.serving.security import Limits
+from didicm.serving.security import Limits, RefusalError
 from didicm.serving.tasks import Tasks, read_tasks
 from didicm.values import Natural, Settings, field_types
 

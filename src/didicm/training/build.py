@@ -22,7 +22,7 @@ from didicm.data import (
     subset,
     target_distribution,
 )
-from didicm.data.label_noise import noisy_labels
+from didicm.data.corruptions import noisy_labels
 from didicm.diffusion import UniformProcess, schedule_from_dict
 from didicm.errors import UserError, did_you_mean
 from didicm.models import Cost, baseline_name, cost, create_model

@@ -23,9 +23,8 @@ from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import evaluate
 from didicm.files import clear_leftovers, write_files
-from didicm.locks import held
+from didicm.processes import held, stoppable
 from didicm.settings import TrainConfig, to_yaml
-from didicm.signals import stoppable
 from didicm.text import SafeConsole
 from didicm.training.build import RunComponents, build, check_batches, check_settings
 from didicm.training.devices import (
@@ -41,8 +40,19 @@ from didicm.training.devices import (
     tune,
 )
 from didicm.training.features import FEATURES, with_features
-from didicm.training.kept import BEST, CYCLES, LAST, SNAPSHOTS, check_cycles, ended_cycle, join_cycles, keep
-from didicm.training.state import STATE, TrainState, has_state
+from didicm.training.state import (
+    BEST,
+    CYCLES,
+    LAST,
+    SNAPSHOTS,
+    STATE,
+    TrainState,
+    check_cycles,
+    ended_cycle,
+    has_state,
+    join_cycles,
+    keep,
+)
 from didicm.training.steps import Steps, make_optimizer, make_scheduler
 from didicm.training.tracking import Tracker
 

@@ -13,7 +13,7 @@ from PIL import Image, features
 from didicm.data import EvalTransform, decode, open_data, open_image, to_channels
 from didicm.data.decode import resize_and_crop
 from didicm.data.doctor import examine
-from didicm.data.limits import MEMORY
+from didicm.data.picture import MEMORY
 from didicm.errors import UserError
 
 BOUND = 300 * 2**20
@@ -87,7 +87,7 @@ def turned():
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_images_that_are_read_stay_within_300_mb(name, peak, tmp_path, monkeypatch):
-    monkeypatch.setattr("didicm.data.limits.MEMORY", MEMORY // 4)  # a quarter is as informative, and faster
+    monkeypatch.setattr("didicm.data.picture.MEMORY", MEMORY // 4)  # a quarter is as informative, and faster
     (tmp_path / "image").write_bytes(ACCEPTED[name]())
     used, answer = peak(lambda: seen(tmp_path / "image"))
     assert answer == "(3, 224, 224)"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from didicm.data import ArraySet, DataError
-from didicm.data.label_noise import noisy_labels, read_confusion
+from didicm.data.corruptions import noisy_labels, read_confusion
 
 NAMES = ["ant", "bee", "cat", "dog"]
 

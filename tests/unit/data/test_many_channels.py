@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from didicm.data import Augment, Corruptions, DataError, EvalTransform, TrainTransform, open_data, open_image
-from didicm.data.bands import Bands, from_pixels, viewable
 from didicm.data.corruptions import SUITE
 from didicm.data.decode import own_channels, to_channels
+from didicm.data.picture import Bands, from_pixels, viewable
 from didicm.data.sources import find_transform
 from didicm.errors import UserError
 from tests.oracle.tiff import tiff_bytes

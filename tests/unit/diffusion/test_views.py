@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from didicm import DiffusionClassifier, Ensemble, Predictor, Sampler, StandardClassifier, UserError, load, save
 from didicm.data import Augment, EvalTransform, TrainTransform
 from didicm.diffusion import UniformProcess, readout, sample_cp
+from didicm.diffusion.sampler import Views
 from didicm.diffusion.solver import ExactScore
-from didicm.diffusion.views import Views
 from didicm.evaluation.run import evaluate
 from didicm.evaluation.stored import open_model
 from didicm.inference.export import export

@@ -10,7 +10,7 @@ from mapie.classification import SplitConformalClassifier
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from didicm.errors import UserError
-from didicm.evaluation.conformal import Conformal, coverage, fit_aps, fit_lac, mean_size
+from didicm.evaluation.calibration import Conformal, coverage, fit_aps, fit_lac, mean_size
 from tests.oracle.simulated import posteriors, simulate
 
 

@@ -10,8 +10,7 @@ from sklearn.covariance import LedoitWolf
 from didicm import Predictor, UserError
 from didicm.data import ArraySet, EvalTransform
 from didicm.evaluation import run
-from didicm.evaluation.calibration import Calibration, load_calibration, save_calibration
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import Calibration, Conformal, load_calibration, save_calibration
 from didicm.evaluation.outliers import fit_outliers, shrunk_covariance
 from didicm.evaluation.stored import open_model
 from didicm.inference.bulk import BulkSettings, predict

@@ -6,9 +6,8 @@ import pytest
 
 from didicm.data.corruptions import SEVERITIES, SUITE
 from didicm.data.folder import FolderSet
-from didicm.evaluation.assess import evaluate
+from didicm.evaluation.assess import evaluate, evaluate_shift
 from didicm.evaluation.fitting import calibrate
-from didicm.evaluation.shift import evaluate_shift
 from didicm.files import is_our_picture
 
 QUICK = {"workers": 0, "batch_size": 64}

@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from didicm import UserError, save
-from didicm.evaluation.calibration import Calibration, find_calibration, load_calibration, save_calibration
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import (
+    Calibration,
+    Conformal,
+    find_calibration,
+    load_calibration,
+    save_calibration,
+)
 from didicm.evaluation.stored import find_device, open_model, same_place
 
 NAMES = ["ant", "bee", "cat"]

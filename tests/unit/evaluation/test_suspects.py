@@ -5,8 +5,8 @@ import pytest
 
 from didicm import save
 from didicm.cli.__main__ import main
+from didicm.evaluation.assess import SURE, find_suspects
 from didicm.evaluation.stored import open_model
-from didicm.evaluation.suspects import SURE, find_suspects
 
 NAMES = ["ant", "bee", "cat"]
 

@@ -18,9 +18,8 @@ from didicm.experiments.executors import gpu_shares, make_executor
 from didicm.experiments.measure import measure
 from didicm.experiments.results import RESULTS, read_results
 from didicm.experiments.run import run_study
-from didicm.locks import held
+from didicm.processes import held, interrupted
 from didicm.settings import RunConfig
-from didicm.signals import interrupted
 from didicm.values import override
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from didicm.experiments.measure import final_epochs_gain, measure
 from didicm.experiments.results import RESULTS, read_plan, read_results
 from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import PICTURES
-from didicm.locks import HeldError, held
+from didicm.processes import HeldError, held
 from didicm.values import override
 
 

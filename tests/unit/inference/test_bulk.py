@@ -11,11 +11,10 @@ import torch
 
 from didicm import Predictor, UserError
 from didicm.data.listing import list_images
-from didicm.evaluation.calibration import Calibration, save_calibration
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import Calibration, Conformal, save_calibration
 from didicm.evaluation.stored import open_model
 from didicm.inference.bulk import BulkSettings, estimate_bulk, predict
-from didicm.inference.estimate import Estimate
+from didicm.inference.parts import Estimate
 from didicm.inference.rows import RowWriter
 
 SMALL = BulkSettings(top=2, part_size=6, batch_size=4)

@@ -10,7 +10,7 @@ from PIL import Image
 from didicm import DiffusionClassifier, Ensemble, Predictor, Sampler, StandardClassifier, UserError, save
 from didicm.data import EvalTransform
 from didicm.data.images import stack
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import Conformal
 from didicm.inference import export as module
 from didicm.inference.export import export
 

@@ -14,7 +14,7 @@ from didicm import (
     optimize_for_inference,
     save,
 )
-from didicm.inference.winograd import WinogradConv2d
+from didicm.inference.optimize import WinogradConv2d
 
 
 def randomise_statistics(model):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from didicm import Predictor, UserError
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import Conformal
 from didicm.evaluation.fitting import calibrate
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.export import export

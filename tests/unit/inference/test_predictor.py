@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from didicm import Predictor, UserError, load
-from didicm.evaluation.calibration import Calibration, apply_temperature, save_calibration
-from didicm.evaluation.conformal import Conformal
+from didicm.evaluation.calibration import Calibration, Conformal, apply_temperature, save_calibration
 from didicm.evaluation.stored import open_model
 
 NAMES = ["ant", "bee", "cat"]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from didicm.inference.winograd import WinogradConv2d
+from didicm.inference.optimize import WinogradConv2d
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 4, 4), (2, 64, 8, 12), (1, 64, 7, 5), (3, 128, 1, 2)])

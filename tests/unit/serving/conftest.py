@@ -10,10 +10,9 @@ import uuid
 import pytest
 
 from didicm.inference.predictor import Predictor
-from didicm.serving.api import create_app
 from didicm.serving.engine import TorchEngine
 from didicm.serving.security import Access
-from didicm.serving.server import make_server, open_socket
+from didicm.serving.server import create_app, make_server, open_socket
 from didicm.serving.service import Service
 
 

@@ -7,7 +7,7 @@ import pytest
 from didicm.serving.batching import Batcher
 from didicm.serving.engine import Answer, Question
 from didicm.serving.metrics import Metrics
-from didicm.serving.refusal import RefusalError
+from didicm.serving.security import RefusalError
 
 
 class Echo:

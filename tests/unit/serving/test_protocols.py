@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from didicm.errors import UserError
-from didicm.serving.api import create_app
 from didicm.serving.security import Access
+from didicm.serving.server import create_app
 from didicm.serving.service import Service
 
 INTERFACE = """<View><Image name="photo" value="$picture"/>
