@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     if options.baseline is not None:
         other = model_name(options.baseline)
         models[other if other != name else f"{other}-baseline"] = open_engine(options.baseline, options, console)
-    examples = find_examples(options.examples, models[name].class_names, limits.pixels)
+    examples = find_examples(options.examples, models[name].class_names, limits)
     service = Service(models, limits=limits, batch_size=options.batch_size, examples=examples)
     app = create_app(service, access, label_studio=options.label_studio)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
