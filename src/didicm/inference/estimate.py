@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from didicm.data.listing import ImageRef
+from didicm.data.listing import NO_IMAGES, ImageRef
 from didicm.errors import UserError
 from didicm.inference.parts import BulkSettings
 from didicm.inference.rows import Rows, RowWriter, join_rows
@@ -61,7 +61,7 @@ def estimate(
     """Decode, predict and write the first few hundred images, each step by itself; nothing is kept."""
     sample = list(islice(images, SAMPLE))
     if not sample:
-        raise UserError("there are no images: name some files, folders or patterns")
+        raise UserError(NO_IMAGES)
     size = min(settings.batch_size, -(-len(sample) // 2))  # at least two batches: the first one warms up
     rows, decoding, network, timed = [], 0.0, 0.0, 0
     for start in range(0, len(sample), size):
