@@ -22,6 +22,7 @@ from didicm.text import count
 
 PLAN, LISTING = ".plan.json", ".images-"
 AGAIN = "give another --out, or remove it to start anew"
+WORDS = {"rows": "format of the rows", "format": "version of didicm"}  # for what a plan calls otherwise
 # Files of other kinds: a folder that is called like one was not meant.
 OTHER_FILES = frozenset((
     ".txt", ".tsv", ".xls", ".xlsx", ".html", ".md", ".xml", ".yaml", ".yml", ".npy", ".npz", ".pkl", ".h5",
@@ -108,7 +109,7 @@ class Parts:
             old = read_json(path, AGAIN)
             changed = [name for name in {**old, **plan} if old.get(name) != plan.get(name)]
             if changed:
-                what = ", ".join(name.replace("_", " ") for name in changed)
+                what = ", ".join(WORDS.get(name, name.replace("_", " ")) for name in changed)
                 raise UserError(f"{self.out} was begun with other settings ({what}): {AGAIN}")
         elif any(self.folder.glob("part-*")):
             raise UserError(f"{self.out} holds parts of something else: give another --out")

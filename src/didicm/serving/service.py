@@ -26,7 +26,10 @@ log = logging.getLogger("didicm.serving")
 
 LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are decoded one at a time: they take memory
 
+FETCHED = 4  # images from elsewhere that are in memory at once, before they are decoded
+
 Source: TypeAlias = bytes | Picture | UserError  # an upload, its pixels, or why there are none
+Fetch: TypeAlias = Callable[[], Source]  # waits for an upload from elsewhere
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Service:
         self.name, *others = self.models
         self.baseline = others[0] if others else None
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="decode")
+        self._fetching = asyncio.Semaphore(FETCHED)
 
     def start(self) -> None:
         """Start the models' threads."""
@@ -79,7 +83,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def answers(
-        self, images: Sequence[Source], question: Question, name: str | None = None
+        self, images: Sequence[Source | Fetch], question: Question, name: str | None = None
     ) -> list[Answer | UserError]:
         """What a model says of each image, or why that image has no answer."""
         model = self.models[name or self.name]
@@ -87,7 +91,7 @@ class Service:
             model.engine.check(question)
         except UserError as error:
             raise RefusalError(422, str(error)) from error
-        read = await asyncio.gather(*(self.run(read_image, model.engine, image, self.limits) for image in images))
+        read = await asyncio.gather(*(self._read(model.engine, image) for image in images))
         good = [i for i, seen in enumerate(read) if not isinstance(seen, UserError)]
         results: list[Answer | UserError] = list(read)
         for i, answer in zip(good, await model.predict([read[i] for i in good], question), strict=True):
@@ -97,6 +101,13 @@ class Service:
             results[i] = answer
         self.metrics.images(len(good), len(images) - len(good))
         return results
+
+    async def _read(self, engine: Engine, image: Source | Fetch) -> Any:
+        if not callable(image):
+            return await self.run(read_image, engine, image, self.limits)
+        async with self._fetching:  # what is fetched is not in the count of bytes under way
+            fetched = await asyncio.to_thread(image)
+            return await self.run(read_image, engine, fetched, self.limits)
 
     async def predict(self, images: Sequence[Source], options: Options) -> list[dict[str, Any]]:
         """Answers for a client, those of the baseline inside if it was asked for."""

@@ -13,7 +13,7 @@ from didicm.evaluation.fitting import calibrate
 from didicm.inference.predictor import Predictor
 from didicm.serving.engine import TorchEngine
 from didicm.serving.examples import find_examples
-from didicm.serving.security import Access
+from didicm.serving.security import Access, Limits
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 1_200_000  # milliseconds
@@ -45,7 +45,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(serve_here, models):
-    client = serve_here(models, examples=find_examples(None, models["shoes"].class_names, 10**6))
+    client = serve_here(models, examples=find_examples(None, models["shoes"].class_names, Limits()))
     return f"http://127.0.0.1:{client.port}/"
 
 
@@ -192,7 +192,7 @@ def test_it_fits_a_phone_and_follows_the_colours_of_the_system(visit, address, w
 
 
 def test_the_page_asks_for_the_token_and_then_works(visit, serve_here, models):
-    client = serve_here(models, Access(TOKEN), examples=find_examples(None, models["shoes"].class_names, 10**6))
+    client = serve_here(models, Access(TOKEN), examples=find_examples(None, models["shoes"].class_names, Limits()))
     page = visit(f"http://127.0.0.1:{client.port}/")
     page.get_by_label("This server needs a token").fill("wrong")
     page.keyboard.press("Enter")

@@ -37,7 +37,12 @@ async function ask(path, options = {}) {
 }
 
 async function answer(response) {
-  const content = await response.json();
+  let content;
+  try {
+    content = await response.json();
+  } catch { // of a proxy before the server
+    throw new Error(`The server cannot be reached: status ${response.status}.`);
+  }
   const failed = content.error ?? content.predictions?.find((entry) => entry.error)?.error;
   if (failed) throw new Error(failed[0].toUpperCase() + failed.slice(1) + ".");
   return content;
