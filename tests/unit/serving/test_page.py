@@ -132,6 +132,12 @@ def test_a_text_file_is_an_error_that_the_next_image_clears(visit, address, writ
     page.get_by_label("Choose an image file").set_input_files(write(tmp_path / "photo.png"))
     expect(page.get_by_role("slider")).to_be_visible()
     expect(page.get_by_role("alert")).not_to_be_visible()
+    page.get_by_label("Choose an image file").set_input_files(write(tmp_path / "scan.tiff"))
+    undrawn = page.get_by_text("your image scan.tiff: browsers do not draw its format")
+    expect(undrawn).to_be_visible()
+    page.get_by_label("Choose an image file").set_input_files(tmp_path / "photo.png")
+    expect(undrawn).not_to_be_visible()
+    expect(page.get_by_role("img", name="your image photo.png")).to_be_visible()
 
 
 def test_an_image_can_be_dropped(visit, address, file):

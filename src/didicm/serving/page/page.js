@@ -107,6 +107,7 @@ async function predict(file, name, button = null) {
     $("status").textContent = "";
     $("result").hidden = true;
     $("preview").hidden = true;
+    $("undrawn").hidden = true;
   } finally {
     if (number === asked) $("panels").classList.remove("waiting");
   }
@@ -116,7 +117,12 @@ function showImage(file, name) {
   const preview = $("preview");
   URL.revokeObjectURL(preview.src);
   preview.onload = () => preview.classList.toggle("small", preview.naturalWidth < 100);
-  preview.onerror = () => { preview.hidden = true; }; // a format that browsers do not draw
+  preview.onerror = () => {
+    preview.hidden = true;
+    $("undrawn").textContent = `${name}: browsers do not draw its format`;
+    $("undrawn").hidden = false;
+  };
+  $("undrawn").hidden = true;
   preview.src = URL.createObjectURL(file);
   preview.alt = name;
   preview.hidden = false;
