@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,7 +30,7 @@ LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are deco
 FETCHED = 4  # images from elsewhere that are in memory at once, before they are decoded
 
 Source: TypeAlias = bytes | Picture | UserError  # an upload, its pixels, or why there are none
-Fetch: TypeAlias = Callable[[], Source]  # waits for an upload from elsewhere
+Fetch: TypeAlias = partial[Source]  # waits for an upload from elsewhere
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Service:
         return results
 
     async def _read(self, engine: Engine, image: Source | Fetch) -> Any:
-        if not callable(image):
+        if not isinstance(image, partial):
             return await self.run(read_image, engine, image, self.limits)
         async with self._fetching:  # what is fetched is not in the count of bytes under way
             fetched = await asyncio.to_thread(image)
