@@ -141,7 +141,10 @@ def model_directory(source: str | Path) -> str | Path:
         raise UserError(f"{path} does not exist: give the directory of a run or of a model, or {HUB}owner/name")
     if (path / "config.yaml").is_file():
         raise UserError(f"{path} has no best model yet: train it until its first validation")
-    raise UserError(f"{path} is neither a run nor a model directory: it holds no {CONFIG} and no best/{CONFIG}")
+    raise UserError(
+        f"{path} is neither a run nor a model directory (it holds no {CONFIG} and no best/{CONFIG}): give the "
+        f"--out of didicm train, or {HUB}owner/name"
+    )
 
 
 def local_directory(source: str | Path) -> Path:

@@ -68,6 +68,8 @@ def duration(seconds: float) -> str:
         return "under 1 s"
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 2400:
+        return f"{hours // 24:,} days"
     if hours >= 48:
         return f"{hours // 24:,} days {hours % 24:02} h"
     if hours:

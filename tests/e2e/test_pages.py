@@ -225,8 +225,7 @@ def test_wrong_code_that_is_not_run_is_found(code):
     "page", [p for p in PAGES if p.parent.name in ("answers", "guides")], ids=lambda p: p.name
 )
 def test_a_page_says_what_it_continues_from(page):
-    if page.name != "serve.md":
-        assert re.match(r"# .+\n\n\*(Continues from \[Start\]|Stands alone)", page.read_text(encoding="utf-8"))
+    assert re.match(r"# .+\n\n\*(Continues from \[Start\]|Stands alone)", page.read_text(encoding="utf-8"))
 
 
 def test_every_study_is_on_the_page_on_comparisons(capsys):

@@ -72,7 +72,7 @@ def test_a_name_cannot_end_a_cell_of_a_document():
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0, "0 s"), (0.3, "under 1 s"), (59.9, "59 s"), (200, "3 min 20 s"), (3900, "1 h 05 min"),
-     (47.5 * 3600, "47 h 30 min"), (49 * 3600, "2 days 01 h"), (3e8, "3,472 days 05 h")],
+     (47.5 * 3600, "47 h 30 min"), (49 * 3600, "2 days 01 h"), (3e8, "3,472 days")],
 )  # fmt: skip
 def test_durations_in_words(seconds, words):
     assert duration(seconds) == words

@@ -98,6 +98,8 @@ def read_value(text: str, kind: Any, flag: str) -> Any:
     if NoneType in parts and text.lower() in ("null", "none"):
         return None
     if set(parts) <= {str, Path, NoneType}:
+        if not text and Path in parts:  # of a variable that is not set; it would be this folder
+            raise UserError(f"--{flag} is empty: give a path")
         return text
     listed = next((part for part in parts if get_origin(part) is tuple), None)
     if listed is not None and not text.startswith("["):

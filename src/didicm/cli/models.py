@@ -125,9 +125,7 @@ def main_export(argv: list[str]) -> int:
     text = "Write a model as one graph: 8-bit images in, posterior out, checked against PyTorch from image files."
     options = parse(argv, ExportOptions, command="export", description=text, positional=["run"])
     if options.out.suffix != SUFFIXES[options.format]:
-        raise UserError(
-            f"--out {options.out} must be a {SUFFIXES[options.format]} file for --format {options.format}"
-        )
+        raise UserError(f"--out {options.out} must end in .onnx, or in .pt2 with --format torch")
     check_replaceable(options.out, is_exported, "--out", force=options.force)
     model = open_model(options.run, device="cpu", size=options.size, sampler=options.sampler)
     made = export(model, options.out, format=options.format, images=options.images, calibrated=options.calibration)

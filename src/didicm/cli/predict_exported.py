@@ -1,6 +1,7 @@
 """`didicm predict model.onnx`: the same by ONNX Runtime, without PyTorch; how it is asked was fixed at export."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,11 +17,23 @@ from didicm.cli.predictions import (
     write_rows,
 )
 from didicm.data.listing import list_images
+from didicm.errors import UserError
 from didicm.inference.adjust import claim, read_prior, read_taxonomy
 from didicm.inference.bulk_exported import estimate_exported, predict_exported
 from didicm.inference.onnx import OnnxPredictor
 from didicm.text import SafeConsole
 from didicm.values import Natural
+
+FIXED = (
+    "sampler",
+    "size",
+    "calibration",
+    "optimize",
+    "compile",
+    "trajectory",
+    "engine",
+    "actors",
+)  # of runs alone
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,7 @@ class ExportedOptions(PredictionOptions):
 def main(argv: list[str]) -> int:
     """Predict all that can be read; exit code 2 when something could not."""
     text = "Classify images by an exported model: the most probable classes, the entropy, the conformal set."
+    _refuse_fixed(argv)
     options = parse(argv, ExportedOptions, command="predict", description=text, positional=["run", "images"])
     options.check()
     predictor = OnnxPredictor.load(
@@ -66,3 +80,11 @@ def main(argv: list[str]) -> int:
             else:
                 show(image.name, prediction, claimed, options.top, console)
     return 2 if failed else 0
+
+
+def _refuse_fixed(argv: Sequence[str]) -> None:
+    for flag in (argument.partition("=")[0] for argument in argv if argument.startswith("--")):
+        if flag[2:].removeprefix("no-").partition(".")[0] in FIXED:
+            raise UserError(
+                f"an exported model answers as it was exported: leave out {flag}, or give the run itself"
+            )

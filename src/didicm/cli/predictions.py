@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.options import WORKERS, percent
-from didicm.data.listing import ImageRef, list_images
+from didicm.data.listing import NO_IMAGES, ImageRef, list_images
 from didicm.data.picture import Picture
 from didicm.errors import UserError
 from didicm.inference.parts import BulkSettings, Estimate, Parts, Tally
@@ -120,8 +120,9 @@ def read_batches(
     images: Iterable[ImageRef], size: int, prepare: Callable[[Picture], T]
 ) -> Iterator[tuple[list[ImageRef], list[T], int]]:
     """Batches of the images that can be read, what `prepare` makes of them, and how many could not be read."""
-    rest = iter(images)
+    rest, some = iter(images), False
     while batch := list(islice(rest, size)):
+        some = True
         read, seen = [], []
         for image in batch:
             try:
@@ -132,6 +133,8 @@ def read_batches(
                 told = f"{image.name} cannot be read as an image ({why_unreadable(error)})"
                 print(f"didicm: {readable(told)}", file=sys.stderr)
         yield read, seen, len(batch) - len(read)
+    if not some:  # an empty list on standard input
+        raise UserError(NO_IMAGES)
 
 
 def write_rows(options: PredictionOptions, predict: Callable[..., Tally], console: Console) -> int:

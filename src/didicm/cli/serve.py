@@ -57,9 +57,10 @@ def main(argv: list[str]) -> int:
     text = "Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs."
     options = parse(argv, ServeOptions, command="serve", description=text, positional=["run"])
     try:
+        from didicm.serving.examples import find_examples
         from didicm.serving.security import Limits, find_access
         from didicm.serving.server import create_app, open_socket, run
-        from didicm.serving.service import Service, find_examples
+        from didicm.serving.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f'didicm serve needs {error.name}: pip install "didicm[serve]"') from error
     megabyte = 2**20
@@ -78,7 +79,7 @@ def main(argv: list[str]) -> int:
     if options.baseline is not None:
         other = model_name(options.baseline)
         models[other if other != name else f"{other}-baseline"] = open_engine(options.baseline, options, console)
-    examples = find_examples(options.examples, models[name].class_names, limits.pixels)
+    examples = find_examples(options.examples, models[name].class_names, limits)
     service = Service(models, limits=limits, batch_size=options.batch_size, examples=examples)
     app = create_app(service, access, label_studio=options.label_studio)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")

@@ -26,6 +26,7 @@ from didicm.errors import reason
 STDIN = "-"
 SCHEMES = ("wds://", "hf://")  # as for training; here the kind of a file is told by its name anyway
 IMAGE_COLUMNS = ("image", "img")
+NO_IMAGES = "there are no images: name some files, folders or patterns"
 
 
 class ImageFile(NamedTuple):

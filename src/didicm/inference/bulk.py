@@ -18,7 +18,6 @@ from didicm.checkpoint import HUB
 from didicm.data import EvalTransform
 from didicm.data.listing import ImageRef, Listing, list_images
 from didicm.data.loader import batch_loader, started
-from didicm.errors import UserError
 from didicm.evaluation.calibration import weights_digest
 from didicm.inference.parts import BulkSettings as BulkSettings
 from didicm.inference.parts import Estimate, Parts, estimate, written_down
@@ -66,11 +65,7 @@ def predict(
     settings, parts, done = settings or BulkSettings(), Parts(Path(out), format, shard, force=force), Tally()
     writer = RowWriter(parts.format, predictor.class_names)
     with parts.owned(), written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
-        if not (mine := parts.share(listing.parts)):
-            raise UserError(
-                f"there is nothing for shard {shard[0]}/{shard[1]}: {listing.count} images make "
-                f"{len(listing.parts)} parts of --part-size {settings.part_size}"
-            )
+        mine = parts.share(listing)
         parts.begin(_plan(predictor, listing, settings))
         missing = [k for k in mine if not parts.path(k).exists()]
         todo = sum(map(listing.part_length, missing))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from didicm.data.listing import ImageRef, list_images
-from didicm.errors import UserError
 from didicm.files import sha256
 from didicm.inference.onnx import OnnxPredictor
 from didicm.inference.parts import BulkSettings, Estimate, Parts, Tally, estimate, written_down
@@ -36,8 +35,7 @@ def predict_exported(
     parts, done = Parts(out, format, shard, force=force), Tally()
     writer = RowWriter(parts.format, predictor.class_names)
     with parts.owned(), written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
-        if not (mine := parts.share(listing.parts)):
-            raise UserError(f"there is nothing for shard {shard[0]}/{shard[1]}: use a smaller --part-size")
+        mine = parts.share(listing)
         parts.begin(_plan(predictor, {"count": listing.count, "sha256": listing.digest}, settings))
         missing = [k for k in mine if not parts.path(k).exists()]
         todo = sum(map(listing.part_length, missing))

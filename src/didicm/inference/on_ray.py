@@ -48,7 +48,12 @@ def predict_on_ray(
     source, loading = predictor.origin
     ours = not ray.is_initialized()
     if ours:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # a cluster that cannot be reached, a machine too busy to start one, ...
+            raise UserError(
+                f"Ray cannot be started ({reason(error)}): check RAY_ADDRESS, or leave out --engine ray"
+            ) from error
     try:
         found: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         gpus = 0 if loading["device"] == "cpu" else int(found.get("GPU", 0))

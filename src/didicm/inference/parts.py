@@ -15,14 +15,22 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from didicm.data.listing import ImageRef, Listing, write_listing
+from didicm.data.listing import NO_IMAGES, ImageRef, Listing, write_listing
 from didicm.errors import UserError
 from didicm.files import read_json, to_json, write_files, writing
 from didicm.inference.rows import SUFFIXES, Format, Rows, RowWriter, join_rows
 from didicm.processes import LOCK, held
+from didicm.text import count
 
 PLAN, LISTING = ".plan.json", ".images-"
 AGAIN = "give another --out, or remove it to start anew"
+WORDS = {"rows": "format of the rows", "format": "version of didicm"}  # for what a plan calls otherwise
+# Files of other kinds: a folder that is called like one was not meant.
+OTHER_FILES = frozenset((
+    ".txt", ".tsv", ".xls", ".xlsx", ".html", ".md", ".xml", ".yaml", ".yml", ".npy", ".npz", ".pkl", ".h5",
+    ".hdf5", ".db", ".sqlite", ".pq", ".arrow", ".feather", ".orc", ".gz", ".bz2", ".xz", ".zst", ".zip", ".tar",
+    ".onnx",
+))  # fmt: skip
 T = TypeVar("T")
 SAMPLE = 256  # images that are measured
 
@@ -62,6 +70,11 @@ class Parts:
         named = None if out.is_dir() else SUFFIXES.get(out.suffix.lower())
         if format and named and format != named:
             raise UserError(f"--out {out} ends in {out.suffix}, but {format} was asked for: leave out one of them")
+        if out.suffix.lower() in OTHER_FILES and not out.is_dir():
+            raise UserError(
+                f"--out {out} ends in {out.suffix}, which is none of our formats: give a .jsonl, .csv or .parquet "
+                "file, or a folder"
+            )
         self.out, self.shard, self.force = out, shard, force
         self.format: Format = named or format or "jsonl"
         self.single = named is not None
@@ -100,17 +113,23 @@ class Parts:
             old = read_json(path, AGAIN)
             changed = [name for name in {**old, **plan} if old.get(name) != plan.get(name)]
             if changed:
-                what = ", ".join(name.replace("_", " ") for name in changed)
+                what = ", ".join(WORDS.get(name, name.replace("_", " ")) for name in changed)
                 raise UserError(f"{self.out} was begun with other settings ({what}): {AGAIN}")
         elif any(self.folder.glob("part-*")):
             raise UserError(f"{self.out} holds parts of something else: give another --out")
         else:
             write_files(self.folder, {PLAN: to_json(plan)})
 
-    def share(self, numbers: Sequence[int]) -> Sequence[int]:
-        """The parts of this shard."""
-        index, count = self.shard
-        return numbers[index - 1 :: count]
+    def share(self, listing: Listing) -> Sequence[int]:
+        """The parts of this shard, of which there must be some."""
+        index, shards = self.shard
+        if not (mine := listing.parts[index - 1 :: shards]):
+            raise UserError(
+                f"there is nothing for shard {index}/{shards}: {count(listing.count, 'image')} make "
+                f"{count(len(listing.parts), 'part')} of --part-size {listing.part_size}; use smaller parts or "
+                "fewer shards"
+            )
+        return mine
 
     def write(self, number: int, rows: Rows, writer: RowWriter) -> None:
         """Write a part: it is there as a whole or not at all."""
@@ -140,7 +159,7 @@ def written_down(images: Iterable[ImageRef], folder: Path, part_size: int) -> It
         with writing(folder):
             listing = write_listing(Path(name).absolute(), images, part_size)
         if not listing.count:
-            raise UserError("there are no images: name some files, folders or patterns")
+            raise UserError(NO_IMAGES)
         yield listing
     finally:
         Path(name).unlink(missing_ok=True)
@@ -189,7 +208,7 @@ def estimate(
     """Decode, predict and write the first few hundred images, each step by itself; nothing is kept."""
     sample = list(islice(images, SAMPLE))
     if not sample:
-        raise UserError("there are no images: name some files, folders or patterns")
+        raise UserError(NO_IMAGES)
     size = min(settings.batch_size, -(-len(sample) // 2))  # at least two batches: the first one warms up
     rows, decoding, network, timed = [], 0.0, 0.0, 0
     for start in range(0, len(sample), size):

@@ -1,12 +1,12 @@
 """Thin routes for other programs: the Open Inference Protocol v2, and Label Studio's machine learning backends."""
 
-import asyncio
 import math
 import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPMessage
 from importlib.metadata import version
 from typing import IO, Any
@@ -167,11 +167,11 @@ class LabelStudio:
     async def predict(self, tasks: Tasks) -> dict[str, Any]:
         """Answers in the order of the tasks; one whose image cannot be read has an empty result."""
         interface = tasks.interface
-        fetched = await asyncio.gather(*(asyncio.to_thread(self._fetch, address) for address in tasks.addresses))
+        images = [partial(self._fetch, address) for address in tasks.addresses]
         names = self.service.engine.class_names
         results = []
         question = make_options({}, self.service.limits).question
-        for answer in await self.service.answers(fetched, question):
+        for answer in await self.service.answers(images, question):
             best = -1
             if isinstance(answer, Answer):
                 known = [k for k, name in enumerate(names) if not interface.allowed or name in interface.allowed]

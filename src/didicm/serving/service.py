@@ -1,10 +1,6 @@
-"""From uploaded bytes to answers: decode in a few threads, ask the models in batches, word the answers.
-
-It also has the examples that the page offers: images of the user's, or those that ship with us if the classes fit.
-"""
+"""From uploaded bytes to answers: decode in a few threads, ask the models in batches, word the answers."""
 
 import asyncio
-import io
 import logging
 import os
 import threading
@@ -12,12 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image
 
 from didicm.data.picture import Picture
 from didicm.errors import UserError
@@ -32,8 +26,10 @@ log = logging.getLogger("didicm.serving")
 
 LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are decoded one at a time: they take memory
 
+FETCHED = 4  # images from elsewhere that are in memory at once, before they are decoded
+
 Source: TypeAlias = bytes | Picture | UserError  # an upload, its pixels, or why there are none
-MOST = 12
+Fetch: TypeAlias = partial[Source]  # waits for an upload from elsewhere
 
 
 @dataclass(frozen=True)
@@ -64,6 +60,7 @@ class Service:
         self.name, *others = self.models
         self.baseline = others[0] if others else None
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="decode")
+        self._fetching = asyncio.Semaphore(FETCHED)
 
     def start(self) -> None:
         """Start the models' threads."""
@@ -86,7 +83,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def answers(
-        self, images: Sequence[Source], question: Question, name: str | None = None
+        self, images: Sequence[Source | Fetch], question: Question, name: str | None = None
     ) -> list[Answer | UserError]:
         """What a model says of each image, or why that image has no answer."""
         model = self.models[name or self.name]
@@ -94,7 +91,7 @@ class Service:
             model.engine.check(question)
         except UserError as error:
             raise RefusalError(422, str(error)) from error
-        read = await asyncio.gather(*(self.run(read_image, model.engine, image, self.limits) for image in images))
+        read = await asyncio.gather(*(self._read(model.engine, image) for image in images))
         good = [i for i, seen in enumerate(read) if not isinstance(seen, UserError)]
         results: list[Answer | UserError] = list(read)
         for i, answer in zip(good, await model.predict([read[i] for i in good], question), strict=True):
@@ -104,6 +101,13 @@ class Service:
             results[i] = answer
         self.metrics.images(len(good), len(images) - len(good))
         return results
+
+    async def _read(self, engine: Engine, image: Source | Fetch) -> Any:
+        if not isinstance(image, partial):
+            return await self.run(read_image, engine, image, self.limits)
+        async with self._fetching:  # what is fetched is not in the count of bytes under way
+            fetched = await asyncio.to_thread(image)
+            return await self.run(read_image, engine, fetched, self.limits)
 
     async def predict(self, images: Sequence[Source], options: Options) -> list[dict[str, Any]]:
         """Answers for a client, those of the baseline inside if it was asked for."""
@@ -188,44 +192,3 @@ def entropy(probs: Probs) -> float:
     """In nats."""
     positive = probs[probs > 0]
     return max(0.0, float(-(positive * np.log(positive)).sum()))
-
-
-def find_examples(folder: Path | None, class_names: Sequence[str], pixels: int) -> list[Example]:
-    """At most a dozen examples; none if nothing fits."""
-    return _shipped(class_names) if folder is None else _of_folder(folder, pixels)
-
-
-def _of_folder(folder: Path, pixels: int) -> list[Example]:
-    if not folder.is_dir():
-        raise UserError(f"--examples {folder} is no folder: give one with a few images")
-    found: list[Example] = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
-        data = path.read_bytes()
-        try:
-            kind = load_pixels(open_upload(data, pixels)).format or ""
-        except UserError:
-            continue  # a folder of images may hold other files
-        if not kind:  # an array, which no browser shows
-            continue
-        found.append(Example(path.stem, data, Image.MIME[kind]))
-        if len(found) == MOST:
-            break
-    if not found:
-        raise UserError(f"--examples {folder} holds no image: give a folder with a few images")
-    return found
-
-
-def _shipped(class_names: Sequence[str]) -> list[Example]:
-    """The first test image of each class of fashion-mini, which a model trained on it has never seen."""
-    shipped = resources.files("didicm.data") / "fashion_mini.npz"
-    with shipped.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-        names = [str(name) for name in file["class_names"]]
-        if sorted(names) != sorted(class_names):
-            return []
-        images, labels = file["x_test"], file["y_test"]
-    found = []
-    for k, name in enumerate(names[:MOST]):
-        buffer = io.BytesIO()
-        Image.fromarray(images[int(np.argmax(labels == k))]).save(buffer, "PNG")
-        found.append(Example(name, buffer.getvalue(), "image/png"))
-    return found

@@ -201,6 +201,8 @@ async def _read_form(request: Request, limits: Limits) -> tuple[list[bytes | Use
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 images.append(await value.read())
+            elif name in IMAGE_KEYS:  # as of curl -F image=photo.jpg
+                raise RefusalError(422, f"{name} came as text, not as a file: with curl, write {name}=@photo.jpg")
             else:
                 texts.append((name, value))
     return images, texts

@@ -69,6 +69,14 @@ def test_nothing_readable_is_a_failure(model, tmp_path, capsys):
     assert (tmp_path / "x.csv").read_text().splitlines()[1].endswith("no such file")
 
 
+def test_an_empty_list_is_a_failure(model, tmp_path, capsys, monkeypatch):
+    for flags in ([], ["--out", str(tmp_path / "x.csv"), "--workers", "0"], ["--dry-run"]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+        assert main(["predict", str(model), "-", *flags]) == 2
+        assert "there are no images" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_of_somebody_elses_is_replaced_with_force_alone(model, folder, tmp_path, works, fails):
     out = tmp_path / "mine.csv"
     out.write_text("my thesis")
@@ -107,6 +115,13 @@ def test_a_dry_run_says_what_many_images_would_take(model, folder, tmp_path, wor
         (["--out", "x", "--engine", "spark"], "--engine must be one of local, ray"),
         (["--out", "x", "--trajectory", "t.png"], "omit either --trajectory or --out"),
         (["--out", "/proc/x/y"], "/proc/x/y cannot be written"),
+        (["--out", ""], "--out is empty: give a path"),
+        (
+            ["--out", "x.csv.gz"],
+            "--out x.csv.gz ends in .gz, which is none of our formats: give a .jsonl, .csv or",
+        ),
+        (["--out", "x.onnx"], "--out x.onnx ends in .onnx, which is none of our formats"),
+        (["--out", "x", "--shard", "9/9"], "6 images make 1 part of --part-size 4096; use smaller parts or fewer"),
         (["--out", "x", "--top", "0"], "--top must be at least 1"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

@@ -145,7 +145,7 @@ def test_what_would_mix_two_things_is_refused_in_a_sentence(predictor, model, ph
         ({"images": photos[1:]}, r"begun with other settings \(images\)"),
         ({"settings": replace(SMALL, top=1)}, r"begun with other settings \(top\)"),
         ({"settings": replace(SMALL, part_size=7)}, r"\(images, part size\)|\(part size\)"),
-        ({"format": "csv"}, r"begun with other settings \(rows\)"),
+        ({"format": "csv"}, r"begun with other settings \(format of the rows\)"),
         ({"model": Predictor.load(model, steps=2)}, r"begun with other settings \(sampler\)"),
         ({"model": Predictor.load(model, size=16)}, r"begun with other settings \(transform\)"),
     ):
@@ -253,6 +253,20 @@ def test_optimised_it_says_the_same(tmp_path, save_model, photos):
     assert fast.model.classifier.inference_only
     assert not plain.model.classifier.inference_only
     assert torch.allclose(fast(photos[0]).probs, plain(photos[0]).probs, atol=1e-4)
+
+
+def test_a_cluster_that_cannot_be_had_is_told(model, photos, tmp_path, monkeypatch):
+    import ray
+
+    def init(**options):
+        raise Exception("The current node timed out during startup.")  # Ray's own words and kind
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(
+        UserError, match=r"Ray cannot be started \(The current node timed out.*: check RAY_ADDRESS"
+    ):
+        predict(Predictor.load(model, "cpu"), photos, tmp_path / "rows", settings=SMALL, engine="ray")
 
 
 @pytest.mark.slow

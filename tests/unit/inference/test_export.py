@@ -91,7 +91,9 @@ def test_what_cannot_be_exported_is_told(calibrated_model, tmp_path, fails, monk
         "export", calibrated_model, *out, "--sampler.method", "cl"
     )
     assert "draws labels at random" in fails("export", calibrated_model, *out, "--sampler.select", "sample")
-    assert "must be a .pt2 file for --format torch" in fails("export", calibrated_model, *out, "--format", "torch")
+    assert "must end in .onnx, or in .pt2 with --format torch" in fails(
+        "export", calibrated_model, *out, "--format", "torch"
+    )
     assert "cannot be read as an image (no such file)" in fails(
         "export", calibrated_model, *out, "--images", "x.jpg"
     )

@@ -131,7 +131,16 @@ def test_predict_shows_a_table_and_knows_its_options(onnx_model, tmp_path, write
     planned = works("predict", onnx_model, photo, "--dry-run", "--csv", "--part-size", 1000).out
     assert "measured on 1 image" in planned
     assert "a billion" in planned
-    assert "has no option --sampler.steps" in fails("predict", onnx_model, photo, "--sampler.steps", 2)
+    for flags in (
+        ["--sampler.steps", 2],
+        ["--no-calibration"],
+        ["--optimize"],
+        ["--size=64"],
+        ["--engine", "ray"],
+    ):
+        said = fails("predict", onnx_model, photo, *flags)
+        assert f"answers as it was exported: leave out {flags[0].partition('=')[0]}, or give the run" in said
+    assert "has no option --stepz" in fails("predict", onnx_model, photo, "--stepz", 2)
 
 
 def test_the_ten_lines_of_the_guide_say_the_same(onnx_model, tmp_path, write, monkeypatch, capsys):

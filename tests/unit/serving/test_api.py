@@ -157,6 +157,12 @@ def test_a_body_that_makes_no_sense_is_refused(client, body, kind, status):
     assert isinstance(content["error"], str)
 
 
+def test_a_file_name_instead_of_the_file_is_told(client):
+    status, content = client.post_form("/predict", ("image", "photo.jpg"))
+    assert status == 422
+    assert content["error"] == "image came as text, not as a file: with curl, write image=@photo.jpg"
+
+
 def test_the_trajectory_leads_from_knowing_nothing_to_the_answer(client, file):
     _, content = client.post("/predict?trajectory=true&steps=4&top=3", file())
     (prediction,) = content["predictions"]

@@ -12,8 +12,8 @@ from didicm.data.decode import image_formats
 from didicm.evaluation.fitting import calibrate
 from didicm.inference.predictor import Predictor
 from didicm.serving.engine import TorchEngine
-from didicm.serving.security import Access
-from didicm.serving.service import find_examples
+from didicm.serving.examples import find_examples
+from didicm.serving.security import Access, Limits
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 1_200_000  # milliseconds
@@ -45,7 +45,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(serve_here, models):
-    client = serve_here(models, examples=find_examples(None, models["shoes"].class_names, 10**6))
+    client = serve_here(models, examples=find_examples(None, models["shoes"].class_names, Limits()))
     return f"http://127.0.0.1:{client.port}/"
 
 
@@ -132,6 +132,12 @@ def test_a_text_file_is_an_error_that_the_next_image_clears(visit, address, writ
     page.get_by_label("Choose an image file").set_input_files(write(tmp_path / "photo.png"))
     expect(page.get_by_role("slider")).to_be_visible()
     expect(page.get_by_role("alert")).not_to_be_visible()
+    page.get_by_label("Choose an image file").set_input_files(write(tmp_path / "scan.tiff"))
+    undrawn = page.get_by_text("your image scan.tiff: browsers do not draw its format")
+    expect(undrawn).to_be_visible()
+    page.get_by_label("Choose an image file").set_input_files(tmp_path / "photo.png")
+    expect(undrawn).not_to_be_visible()
+    expect(page.get_by_role("img", name="your image photo.png")).to_be_visible()
 
 
 def test_an_image_can_be_dropped(visit, address, file):
@@ -192,7 +198,7 @@ def test_it_fits_a_phone_and_follows_the_colours_of_the_system(visit, address, w
 
 
 def test_the_page_asks_for_the_token_and_then_works(visit, serve_here, models):
-    client = serve_here(models, Access(TOKEN), examples=find_examples(None, models["shoes"].class_names, 10**6))
+    client = serve_here(models, Access(TOKEN), examples=find_examples(None, models["shoes"].class_names, Limits()))
     page = visit(f"http://127.0.0.1:{client.port}/")
     page.get_by_label("This server needs a token").fill("wrong")
     page.keyboard.press("Enter")

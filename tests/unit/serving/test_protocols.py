@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from didicm.errors import UserError
+from didicm.serving import service
+from didicm.serving.protocols import LabelStudio
 from didicm.serving.security import Access
 from didicm.serving.server import create_app
 from didicm.serving.service import Service
@@ -169,6 +171,33 @@ def test_images_are_fetched_from_label_studio_alone(serve_here, engine, file, mo
     studio.server_close()
     assert [bool(entry["result"]) for entry in content["results"]] == [True, True, False, False, False]
     assert sorted(seen) == [("/data/a.png", "Token key"), ("/data/b.png", "Token key"), ("/moved", "Token key")]
+
+
+def test_few_fetched_images_are_in_memory_at_once(serve_here, engine, file, monkeypatch):
+    lock, held, most, read = threading.Lock(), [0], [0], service.read_image
+
+    def count(change):
+        with lock:
+            held[0] += change
+            most[0] = max(most[0], held[0])
+
+    def fetch(self, address):
+        count(1)
+        return file(1)
+
+    def counted(*arguments):
+        try:
+            return read(*arguments)
+        finally:
+            count(-1)
+
+    monkeypatch.setattr(LabelStudio, "_fetch", fetch)
+    monkeypatch.setattr(service, "read_image", counted)
+    client = serve_here({"bees": engine})
+    tasks = [{"data": {"picture": "/a.png"}}] * 40
+    _, content = client.post_json("/predict", {"tasks": tasks, "label_config": INTERFACE})
+    assert all(entry["result"] for entry in content["results"])
+    assert 1 <= most[0] <= service.FETCHED
 
 
 def test_an_address_that_is_none_is_told(engine):

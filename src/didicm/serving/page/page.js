@@ -37,7 +37,12 @@ async function ask(path, options = {}) {
 }
 
 async function answer(response) {
-  const content = await response.json();
+  let content;
+  try {
+    content = await response.json();
+  } catch { // of a proxy before the server
+    throw new Error(`The server cannot be reached: status ${response.status}.`);
+  }
   const failed = content.error ?? content.predictions?.find((entry) => entry.error)?.error;
   if (failed) throw new Error(failed[0].toUpperCase() + failed.slice(1) + ".");
   return content;
@@ -102,6 +107,7 @@ async function predict(file, name, button = null) {
     $("status").textContent = "";
     $("result").hidden = true;
     $("preview").hidden = true;
+    $("undrawn").hidden = true;
   } finally {
     if (number === asked) $("panels").classList.remove("waiting");
   }
@@ -111,7 +117,12 @@ function showImage(file, name) {
   const preview = $("preview");
   URL.revokeObjectURL(preview.src);
   preview.onload = () => preview.classList.toggle("small", preview.naturalWidth < 100);
-  preview.onerror = () => { preview.hidden = true; }; // a format that browsers do not draw
+  preview.onerror = () => {
+    preview.hidden = true;
+    $("undrawn").textContent = `${name}: browsers do not draw its format`;
+    $("undrawn").hidden = false;
+  };
+  $("undrawn").hidden = true;
   preview.src = URL.createObjectURL(file);
   preview.alt = name;
   preview.hidden = false;
