@@ -45,6 +45,7 @@ ORDER = (
     "selection",
     "efficiency",
     "sizes",
+    "lamb",
     "solvers",
     "schedules",
     "objectives",
