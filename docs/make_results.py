@@ -47,6 +47,7 @@ ORDER = (
     "selection",
     "efficiency",
     "sizes",
+    "lamb",
     "solvers",
     "schedules",
     "objectives",

@@ -28,10 +28,8 @@ PATIENCE = 1200  # seconds: a busy machine is many times slower than an idle one
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--devices", type=int, default=1, help="processes per training, of tests/e2e/test_imagenet.py"
-    )
-    parser.addoption("--jobs", type=int, default=1, help="trainings at a time, of the same")
+    parser.addoption("--devices", type=int, help="processes per training in all of tests/e2e/test_imagenet.py")
+    parser.addoption("--jobs", type=int, help="trainings at a time, in the same")
 
 
 @pytest.fixture(autouse=True)

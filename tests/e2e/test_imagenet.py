@@ -1,7 +1,11 @@
-"""Every study for ImageNet from end to end, on a folder that looks like it, with tiny networks.
+"""Every study for ImageNet from end to end, on a folder that looks like it, with tiny networks in mixed precision.
 
-Here with one process per training. `make rehearsal` runs the same with two, workers, and two trainings at a time.
+One of them has two processes per training, with workers; another two trainings at a time. `make rehearsal` runs
+all of them with both.
 """
+
+import json
+import os
 
 import pytest
 import yaml
@@ -19,13 +23,14 @@ SETTINGS = {
     "run.precision": "bf16-mixed",
 }
 SMALL = {"resolutions": [16], "fractions": [0.5]}  # conditions, which --set cannot change
-GROUPS = [  # those that share networks together
-    ["main", "selection", "efficiency"],
-    ["released", "stems"],
-    ["sizes"],
-    ["schedules", "solvers"],
-    ["objectives"],
-]
+GROUPS = {  # those that share networks together: processes per training, trainings at a time
+    ("main", "efficiency"): (1, 1),
+    ("selection",): (2, 1),
+    ("released", "stems"): (1, 1),
+    ("sizes",): (1, 1),
+    ("schedules", "solvers"): (1, 1),
+    ("objectives",): (1, 2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +61,36 @@ def test_all_studies_for_imagenet_are_rehearsed():
     )
 
 
+def holders(out, lock):
+    """Numbers of the processes that held the trainings' folders."""
+    return {json.loads(path.read_text())["pid"] for path in (out / "runs").glob(f"*/{lock}")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS, ids="-".join)
 def test_studies_run_on_a_folder_like_imagenet(group, folder, tmp_path, works, request, monkeypatch):
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda *_, **__: None
     )  # reports are looked at elsewhere
-    devices, jobs = (request.config.getoption(name) for name in ("--devices", "--jobs"))
+    asked = (request.config.getoption(name) for name in ("--devices", "--jobs"))
+    devices, jobs = (number or own for number, own in zip(asked, GROUPS[group], strict=True))
     settings = {**SETTINGS, "run.workers": 0 if devices == 1 else 2}
+    out = tmp_path / "out"
     flags = [f"--set={name}={value}" for name, value in settings.items()]
-    flags += [f"--data={folder}", f"--out={tmp_path / 'out'}", f"--devices={devices}", f"--jobs={jobs}"]
+    flags += [f"--data={folder}", f"--out={out}", f"--devices={devices}", f"--jobs={jobs}"]
     for name in group:
         path = tmp_path / f"{name}-imagenet.yaml"
         path.write_text(yaml.safe_dump(shrunk(path.stem), sort_keys=False))
         shown = works("study", path, *flags).out
         assert "report:" in shown
-        assert (tmp_path / "out" / path.stem / "report.html").exists()
-    if group == ["released", "stems"]:  # two of the four were trained before
-        assert len(list((tmp_path / "out" / "runs").iterdir())) == 6
+        assert (out / path.stem / "report.html").exists()
+    if group == ("released", "stems"):  # two of the four were trained before
+        assert len(list((out / "runs").iterdir())) == 6
+    for path in (out / "runs").glob("*/config.yaml"):
+        run = yaml.safe_load(path.read_text())["run"]
+        assert (run["precision"], run["devices"]) == ("bf16-mixed", devices)
+        assert run["workers"] == settings["run.workers"]
+    runs, trainings = holders(out, ".lock"), holders(out, ".train.lock")
+    assert (runs == {os.getpid()}) == (jobs == 1)
+    assert len(runs) == 1 if jobs == 1 else len(runs) > 1
+    assert runs == trainings if devices == 1 else not runs & trainings  # torchrun's are processes of their own

@@ -59,6 +59,7 @@ class Metric:
 
 TOP1, TOP5 = Metric("cls/Acc"), Metric("cls/Acc5")
 NLL, SCALED_NLL = Metric("cls/NLL"), Metric("cls/NLL", scaled=True)
+ENTROPY = Metric("cls/Entropy")
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ def panel_table(panel: Panel) -> Table:
         if by_size:
             millions = ["" if count is None else f"{count / 1e6:.1f}" for count in line.parameters]
             own = [list(map(str, cells)) for cells in zip(panel.columns, millions, *shown.values(), strict=True)]
+            own = [cells for cells in own if any(cells[1:])]  # not every method has every size
         else:
             own = [[name, *cells] for name, cells in shown.items()]
         rows += [[line.name if i == 0 else "", *cells] for i, cells in enumerate(own)]

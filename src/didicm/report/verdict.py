@@ -1,5 +1,6 @@
 """Plain sentences on what a comparison or a study shows, whichever way it went."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
@@ -8,11 +9,12 @@ from didicm.experiments.results import Trial
 from didicm.experiments.spec import Condition, Study
 from didicm.report.ensembles import on_ensembles
 from didicm.report.panels import Line, Panel, column_name, panels_of
-from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Rows
+from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Rows
 from didicm.report.search import on_search
 
 ENOUGH_SEEDS = 3
 PUBLISHED_STEMS = "3x3 stem", "7x7 stem"  # of DiDiCM and of the standard classifier beside it
+UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
@@ -20,7 +22,8 @@ def verdict(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list[str]
     """What the results show, and what to be careful about; with the trials of a search, what that says."""
     says = _on_comparison(rows) if study.layout == "comparison" else _on_study(study, *panels_of(study, rows))
     says += on_ensembles(rows)
-    return [*says, *_on_seeds(rows), *(on_search(study, trials) if trials else _on_length(rows))]
+    cautions = [*_on_seeds(rows), *_on_failures(rows)]
+    return [*says, *cautions, *(on_search(study, trials) if trials else _on_length(rows))]
 
 
 def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
@@ -146,6 +149,18 @@ def _on_seeds(rows: Rows) -> list[str]:
     seeds = len({row.run.seed for row in rows})
     few = {1: "A single seed: there are no intervals, so any difference may be noise; run at least 3 seeds."}
     return [few.get(seeds, f"Few seeds: with {seeds}, the intervals are wide.")] if seeds < ENOUGH_SEEDS else []
+
+
+def _on_failures(rows: Rows) -> list[str]:
+    """Which trainings learnt nothing: a mean over seeds would hide that they are of another kind."""
+    failed: dict[str, list[bool]] = {}
+    for row in rows:
+        accuracy, entropy = row.value(TOP1), row.value(ENTROPY)
+        if row.main and accuracy is not None and entropy is not None:
+            K = row.run.num_classes  # smoothed labels can leave an accurate classifier nearly as flat
+            failed.setdefault(str(row.method), []).append(entropy > UNIFORM * math.log(K) and accuracy < 2 / K)
+    told = [f"{name} ({sum(found)} of {len(found)} trainings)" for name, found in failed.items() if any(found)]
+    return [f"Never left the uniform answer: {', '.join(told)}."] if told else []
 
 
 def _on_length(rows: Rows) -> list[str]:

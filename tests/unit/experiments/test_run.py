@@ -4,7 +4,9 @@ import shutil
 import signal
 import socket
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from didicm.data import index, make_loader
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.run import evaluate
 from didicm.evaluation.store import load_posteriors
+from didicm.experiments import measure as measuring
 from didicm.experiments.execute import execute, prepare, read_result, resize_once, write_run
 from didicm.experiments.measure import final_epochs_gain, measure
 from didicm.experiments.results import RESULTS, read_plan, read_results
@@ -84,6 +88,21 @@ def test_it_measures_with_the_precision_of_the_run_and_a_solver_in_float32(
     (stored,) = [x for x in read_results(whole) if x.key == runs_of(tiny())[1].key]
     for one, other in zip(result.measurements, stored.measurements, strict=True):
         assert one.metrics["cls/NLL"] == pytest.approx(other.metrics["cls/NLL"], abs=0.02)
+
+
+def test_every_process_measures_its_share_and_the_first_alone_has_the_result(tiny, whole, tmp_path, monkeypatch):
+    run, found = runs_of(tiny())[1], []
+    run = replace(run, config=override(run.config, {"out": str(whole / "runs" / run.key)}))
+    second = SimpleNamespace(global_rank=1, world_size=2, is_global_zero=False, device=torch.device("cpu"))
+    vars(second).update(autocast=nullcontext, launch=lambda: None, barrier=lambda: None)
+    for part in ("test", "held"):  # made by the first
+        (tmp_path / measuring.SCRATCH / part).mkdir(parents=True)
+    monkeypatch.setattr(measuring, "make_fabric", lambda settings: second)
+    monkeypatch.setattr(
+        measuring, "evaluate", lambda *args, **own: found.append(evaluate(*args, **own)) or found[-1]
+    )
+    assert measure(run, *prepare(run), None, tmp_path) is None
+    assert [len(evaluation.labels) for evaluation in found] == [500, 5]
 
 
 def test_what_is_done_is_not_run_again(tiny, whole):

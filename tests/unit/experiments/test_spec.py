@@ -4,13 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from didicm import Sampler, official
 from didicm.errors import UserError
 from didicm.experiments.execute import prepare
 from didicm.experiments.results import read_results
 from didicm.experiments.spec import Condition, Run
 from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study, make_study
+from didicm.settings import load_recipe
+from didicm.training.build import build_classifier
+from didicm.values import override
 
 GIVEN = (
     "finetune-cpu",
@@ -38,7 +43,7 @@ def keys(name, method):
 def test_every_study_has_both_forms():
     names = ("main", "selection", "sizes", "efficiency", "solvers", "schedules", "objectives", "released", "stems")
     both = {f"{name}-{form}" for name in names for form in ("cpu", "imagenet")}
-    assert set(list_studies()) == {*both, *GIVEN, "recipe-cpu"}
+    assert set(list_studies()) == {*both, *GIVEN, "recipe-cpu", "lamb-cpu"}
 
 
 @pytest.mark.parametrize("name", list_studies())
@@ -56,7 +61,7 @@ def test_the_imagenet_form_is_the_papers_recipe():
     assert len(runs) == 4 * 9
     wanted = {  # table tab:aug and the text of the appendix
         "standard, Weak Aug": (2e-3, True, 1024, 0.0, 0.0, "cross-entropy"),
-        "standard, Strong Aug": (5e-3, True, 2048, 0.2, 0.1, None),
+        "standard, Strong Aug": (5e-3, True, 2048, 0.2, 0.1, "multi-label"),  # A1 of ResNet strikes back
         "DiDiCM-CP, Weak Aug": (2e-3, True, 1024, 0.0, 0.0, None),
         "DiDiCM-CP, Strong Aug": (3.5e-3, False, 2048, 0.2, 0.1, None),
     }
@@ -73,8 +78,45 @@ def test_the_imagenet_form_is_the_papers_recipe():
         assert (config.label_proposal, config.draws_per_image) == (0, 1)
         assert config.model_args.get("parameterization", "score") == "score"
         assert objective in (None, config.objective)
+        assert config.model_args.get("drop_path_rate", 0) == (0.05 if objective == "multi-label" else 0)
     assert {run.condition.resolution for run in runs} == {56, 112, 224}
     assert {run.condition.fraction for run in runs} == {0.25, 0.5, 1.0}
+
+
+def test_the_released_form_is_the_released_recipes_and_sampler():
+    """Nothing of the study but the size and number of images departs from what produced the published numbers."""
+    runs = load_study("released-imagenet").runs("fashion-mini", 1)
+    assert len(runs) == 4 * 9
+    for run in runs:
+        recipe = {"Weak Aug": "official-weak", "Strong Aug": "official-strong"}[run.method.variant]
+        changed = {"data": "fashion-mini", **run.condition.settings}
+        # How it is carried out is the study's business, but for the precision.
+        changed |= {f"run.{name}": x for name, x in vars(run.config.run).items() if name != "precision"}
+        assert run.config == override(load_recipe(recipe, run.config.method), changed)
+        if run.config.method == "diffusion":
+            (spec,) = run.samplers
+            asked = Sampler().changed(**spec.settings).identity()
+            assert asked == official.SAMPLER.identity() | {"score_time": "start"}  # which only `exact` may choose
+        else:
+            strong = recipe == "official-strong"
+            assert run.config.objective == ("multi-label" if strong else "cross-entropy")
+            assert run.config.model_args == ({"drop_path_rate": 0.05} if strong else {})
+
+
+@pytest.mark.parametrize("form", ["cpu", "imagenet"])
+def test_stems_differ_in_the_stem_alone_and_two_of_them_are_the_released_ones(form):
+    released = {name: keys(f"released-{form}", f"{name}, Strong Aug") for name in ("standard", "DiDiCM-CP")}
+    assert keys(f"stems-{form}", "standard, 7x7 stem") == released["standard"]
+    assert keys(f"stems-{form}", "DiDiCM-CP, 3x3 stem") == released["DiDiCM-CP"]
+    others = {}
+    for run in load_study(f"stems-{form}").runs("fashion-mini", 1):
+        with torch.device("meta"):
+            stem = build_classifier(run.config, 1000, 3).model.stem.conv
+        assert run.method.variant == "{0}x{0} stem".format(stem.kernel_size[0])
+        assert stem.stride == {3: (1, 1), 7: (2, 2)}[stem.kernel_size[0]]
+        rest = {name: x for name, x in run.settings.items() if name != "model_args"}
+        rest |= {name: x for name, x in run.config.model_args.items() if name != "stem"}
+        assert others.setdefault((run.method.name, run.condition), rest) == rest
 
 
 @pytest.mark.parametrize("form", ["cpu", "imagenet"])

@@ -118,6 +118,9 @@ def test_model_sizes_have_a_row_each(study, result):
         ["DiDiCM-CP", "8", "0.0"],
         ["", "10", "0.0"],
     ]
+    sizes = study(layout="sizes", methods=[*methods, {"name": "DiDiCM-CP", "variant": "log", "size": 10}])
+    table = panel_table(our_panel(sizes, rows_of([result(str(m), 0, 0.5, 1.0) for m in sizes.methods], sizes)))
+    assert [row[:2] for row in table.rows[4:]] == [["DiDiCM-CP, log", "10"]]  # it has no other size
     assert panel_table(published_panel("tab:all_resnet")).rows[5][:3] == ["DiDiCM-CP", "18", "12.1"]
 
 

@@ -72,6 +72,21 @@ def test_training_that_had_not_ended_is_told(result, rows, says):
     assert "standard" not in last
 
 
+def test_trainings_that_learnt_nothing_are_told(result, rows, says):
+    """A flat posterior that is often right is none of them."""
+
+    def measured(method, seed, accuracy, entropy):
+        run = result(method, seed, accuracy, 1.0)
+        return replace(run, measurements=tuple(
+            replace(m, metrics={**m.metrics, "cls/Entropy": entropy}) for m in run.measurements
+        ))  # fmt: skip
+
+    results = [measured("standard", seed, 0.6, 2.29) for seed in range(3)]
+    assert not any("uniform" in sentence for sentence in says(rows(results)))
+    results += [measured("DiDiCM, score", seed, 0.1 if seed == 2 else 0.7, 2.3026 - seed % 2) for seed in range(3)]
+    assert "Never left the uniform answer: DiDiCM, score (1 of 3 trainings)." in says(rows(results))
+
+
 def test_it_is_against_the_better_standard_classifier(compared, result, says):
     better = [result("standard, smoothed labels", seed, 0.9 + 0.01 * (seed % 3), 0.5) for seed in range(4)]
     told = says(compared(0.80, 0.75, more=better))

@@ -18,6 +18,7 @@ from didicm.training import loop, steps
 from didicm.training.devices import make_fabric
 from didicm.training.state import load_state
 from didicm.training.tracking import METRICS
+from tests.oracle.waits import host_waits
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def behind(monkeypatch):
 
 
 class DeviceWatch(TorchDispatchMode):
-    """Counts the numbers that the host reads from the device, and refuses float64, which Apple's GPUs do not have.
+    """Counts how often the host waits for the device, and refuses float64, which Apple's GPUs do not have.
 
     The optimisers' counts of steps are no such numbers: PyTorch and timm keep them on the host (`_get_value`).
     """
@@ -38,7 +39,7 @@ class DeviceWatch(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         wide = [x for x in tree_leaves((args, result)) if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
         assert not wide, function
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if host_waits(function, args):
             frame, readers = sys._getframe(), set()
             while frame := frame.f_back:
                 readers.add(frame.f_code.co_name)
