@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -149,6 +150,22 @@ def didicm_command(start_didicm):
         process = start_didicm(*arguments, **options)
         shown, trouble = process.communicate(timeout=PATIENCE)
         return process.returncode, shown, trouble
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_module():
+    """Run what `python -m MODULE` does, in this process; the exit code."""
+
+    def run(module, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [module, *map(str, arguments)])
+            try:
+                runpy.run_module(module, run_name="__main__")
+            except SystemExit as end:
+                return int(end.code or 0)
+        return 0
 
     return run
 
