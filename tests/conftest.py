@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import runpy
 import signal
 import subprocess
@@ -10,12 +11,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from PIL import Image
 from safetensors.torch import load_file
 
-# A busy machine is no failure.
-settings.register_profile("patient", deadline=None)
+# A busy machine is no failure, and neither is what only one run in a hundred would try.
+settings.register_profile(
+    "patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("patient")
 # One thread each, in child processes too: pytest-xdist already gives every core a worker, and sums that more
 # threads share differ in the last digit.
@@ -33,6 +36,14 @@ def pytest_addoption(parser):
         "--devices", type=int, default=1, help="processes per training, of tests/e2e/test_imagenet.py"
     )
     parser.addoption("--jobs", type=int, default=1, help="trainings at a time, of the same")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """The same random numbers for a test, whichever tests this process has run before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

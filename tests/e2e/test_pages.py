@@ -296,6 +296,13 @@ def browser():
         chromium.close()
 
 
+def new_page(browser, **options):
+    """A page that waits as long as a busy machine needs."""
+    page = browser.new_page(**options)
+    page.set_default_timeout(1_200_000)
+    return page
+
+
 # What is wider than its place: the page itself, or code that a reader of a wide screen would have to scroll.
 TOO_WIDE = """(wide) => [
   ...(document.documentElement.scrollWidth > innerWidth ? [`${document.documentElement.scrollWidth} px`] : []),
@@ -307,8 +314,7 @@ TOO_WIDE = """(wide) => [
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_every_page_fits_wide_and_narrow_screens_in_light_and_dark(site, browser):
-    page, troubles = browser.new_page(), []
-    page.set_default_timeout(600_000)
+    page, troubles = new_page(browser), []
     page.on("pageerror", lambda error: troubles.append(f"{page.url}: {error}"))
     page.on(
         "requestfailed", lambda request: troubles.append(f"{page.url} asks for {request.url}, {request.failure}")
@@ -324,7 +330,7 @@ def test_every_page_fits_wide_and_narrow_screens_in_light_and_dark(site, browser
             too_wide = page.evaluate(TOO_WIDE, width == 1280)
             troubles += [f"{path.name}, {width} px, {scheme}: {what}" for what in too_wide]
     page.close()
-    dark = browser.new_page(color_scheme="dark")
+    dark = new_page(browser, color_scheme="dark")
     dark.goto((site / "index.html").as_uri())
     assert dark.locator("body").get_attribute("data-md-color-scheme") == "slate"
     dark.close()
@@ -333,8 +339,7 @@ def test_every_page_fits_wide_and_narrow_screens_in_light_and_dark(site, browser
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_the_search_works_from_a_disk(site, browser):
-    page = browser.new_page()
-    page.set_default_timeout(600_000)
+    page = new_page(browser)
     page.goto((site / "guides" / "data.html").as_uri())
     page.locator(".md-search__input").press_sequentially("conformal")  # it answers keys
     page.locator(".md-search-result__link").first.wait_for()
@@ -358,7 +363,7 @@ def test_the_picture_computes_what_the_library_does(site, browser):
             log_q = (keep * features + (1 - keep) / 3).log() + next(self.calls)
             return log_q - log_q.gather(-1, label.unsqueeze(-1))
 
-    page = browser.new_page()
+    page = new_page(browser)
     troubles = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.goto((site / "picture.html").as_uri())
