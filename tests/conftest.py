@@ -1,9 +1,11 @@
 """Parts that tests of several rooms share: real image files, tiny runs, commands in processes of their own."""
 
+import fcntl
 import json
 import os
 import random
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 # A busy machine is no failure, and neither is what only one run in a hundred would try.
-settings.register_profile(
-    "patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 # One thread each, in child processes too: pytest-xdist already gives every core a worker, and sums that more
 # threads share differ in the last digit.
@@ -163,6 +163,26 @@ def didicm_command(start_didicm):
         return process.returncode, shown, trouble
 
     return run
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """A folder that takes long to make: the first process of pytest-xdist that asks makes it for all."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def once(name, make):
+        place, done = root / name, root / f"{name}.done"
+        with open(root / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # freed when it is closed
+            if not done.exists():
+                shutil.rmtree(place, ignore_errors=True)  # of one that failed
+                place.mkdir()
+                make(place)
+                done.touch()
+        return place
+
+    return once
 
 
 @pytest.fixture(scope="session")

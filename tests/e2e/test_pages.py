@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import itertools
 import json
+import pickle
 import re
 import runpy
 import shutil
@@ -126,14 +127,17 @@ def a_terminal():
 
 @pytest.fixture(scope="module", autouse=True)
 def export_once():
-    """Converting a graph takes seconds, and all pages have the same model: the second time its file is there."""
-    real, done = exporting.export, {}
+    """Converting a graph takes seconds, and all pages have the same model: the second time its file is there.
+
+    What was said of it lies beside it, as the file may be another process's.
+    """
+    real = exporting.export
 
     def export(model, out, **options):
-        key = str(out), *options.items()
-        if key not in done or not Path(out).exists():
-            done[key] = real(model, out, **options)
-        return done[key]
+        kept = Path(f"{out}.{'-'.join(map(str, options.values()))}.pickle")
+        if not (Path(out).exists() and kept.exists()):
+            kept.write_bytes(pickle.dumps(real(model, out, **options)))
+        return pickle.loads(kept.read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "export", export)
@@ -155,11 +159,9 @@ def follow(page, folder):
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory):
+def started(once):
     """The folder that the start page leaves."""
-    folder = tmp_path_factory.mktemp("start").resolve()
-    follow(maker.START, folder)
-    return folder
+    return once("start", lambda folder: follow(maker.START, folder.resolve()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -266,11 +268,11 @@ def test_below_every_equation_stands_its_function():
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site(once):
     """The pages as HTML; a warning is an error."""
-    place = tmp_path_factory.mktemp("site")
-    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(place), strict=True))
-    return place
+    return once(
+        "site", lambda place: build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(place), strict=True))
+    )
 
 
 def test_the_site_is_whole_and_fetches_nothing(site):
