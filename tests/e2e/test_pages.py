@@ -164,6 +164,7 @@ def started(once):
     return once("start", lambda folder: follow(maker.START, folder.resolve()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_of_a_page_runs_and_prints_what_is_shown(page, started, tmp_path):
     folder = shutil.copytree(started, tmp_path / "work")
