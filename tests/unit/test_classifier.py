@@ -127,6 +127,7 @@ def test_the_loss_works_under_autocast(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["posterior", "marginal"])
 def test_the_loss_can_be_compiled(kind):
+    torch._dynamo.reset()  # after other tests' batches it would take their number for a variable
     classifier, (image, target) = ALL[kind](), batch()
     compiled = torch.compile(Loss(classifier), backend="aot_eager")
     torch.manual_seed(3)
