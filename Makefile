@@ -9,13 +9,14 @@ READY := .venv/.ready
 help: ## show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
 
-# Rebuilt when the dependencies change, so that a second run starts at once.
+# Rebuilt when the dependencies change, so that a second run starts at once. Compiled, as a process that imports PyTorch
+# from source takes three times as long, and where PYTHONDONTWRITEBYTECODE is set no process keeps what it compiled.
 $(READY): pyproject.toml
 	@echo "==> setting up .venv (PyTorch is large: the first time takes a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "didicm needs Python 3.10 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade uv
-	$(BIN)/uv pip install --python $(BIN)/python -e ".[dev]"
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode -e ".[dev]"
 	@touch $@
 
 demo: $(READY) ## DiDiCM against a standard classifier, at most five minutes, ends with a report

@@ -1,4 +1,7 @@
-"""Run the benchmarks: `python -m benchmarks [--write] [suite ...]`; exits with 1 when a bound is broken."""
+"""Run the benchmarks: `python -m benchmarks [--write] [suite ...]`; exits with 1 when a bound is broken.
+
+`python -m benchmarks --check` measures nothing: it exits with 1 when docs/speed.md is not what was stored.
+"""
 
 import argparse
 import importlib
@@ -12,15 +15,18 @@ from rich.table import Table
 from benchmarks import page
 from benchmarks.measure import Result
 
-SUITES = ["diffusion", "networks", "exported", "loading", "training", "bulk"]
 ALONE = ["load"]  # wants the machine for itself: only when named
+SUITES = [name for name in page.SECTIONS if name not in ALONE]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES + ALONE)}")
     parser.add_argument("--write", action="store_true", help="put what is measured into docs/speed.md")
+    parser.add_argument("--check", action="store_true", help="only compare docs/speed.md with what was stored")
     args = parser.parse_args()
+    if args.check:
+        return int(page.PAGE.read_text(encoding="utf-8") != page.page(page.read()))
     if unknown := [name for name in args.suites if name not in SUITES + ALONE]:
         parser.error(f"unknown suite {unknown[0]!r}: choose from {', '.join(SUITES + ALONE)}")
     torch.set_num_threads(1)

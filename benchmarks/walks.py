@@ -3,6 +3,7 @@
     python -m benchmarks.walks            count the walks of docs/architecture.md
     python -m benchmarks.walks --list     and show the functions of each, in order
     python -m benchmarks.walks --write    and write the counts into docs/architecture.md
+    python -m benchmarks.walks --check    only say whether docs/architecture.md shows the stored counts
 
 A walk lists the package's functions in the order of their first call, without those that only have a meaning
 inside another one (lambdas, comprehensions). Its files are those the functions lie in; a switch is where two
@@ -101,6 +102,9 @@ def write(counts: dict[str, dict[str, int]]) -> None:
 
 
 if __name__ == "__main__":
+    if "--check" in sys.argv:
+        text = PAGE.read_text(encoding="utf-8")
+        sys.exit(with_tables(text, json.loads(STORED.read_text(encoding="utf-8"))) != text)
     counted = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, functions in walks(Path(scratch)).items():

@@ -1,7 +1,11 @@
 """Parts that tests of several rooms share: real image files, tiny runs, commands in processes of their own."""
 
+import fcntl
 import json
 import os
+import random
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,12 +13,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from PIL import Image
 from safetensors.torch import load_file
 
-# A busy machine is no failure.
-settings.register_profile("patient", deadline=None)
+# A busy machine is no failure, and neither is what only one run in a hundred would try.
+settings.register_profile("patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 # One thread each, in child processes too: pytest-xdist already gives every core a worker, and sums that more
 # threads share differ in the last digit.
@@ -30,6 +34,14 @@ PATIENCE = 1200  # seconds: a busy machine is many times slower than an idle one
 def pytest_addoption(parser):
     parser.addoption("--devices", type=int, help="processes per training in all of tests/e2e/test_imagenet.py")
     parser.addoption("--jobs", type=int, help="trainings at a time, in the same")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """The same random numbers for a test, whichever tests this process has run before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +159,42 @@ def didicm_command(start_didicm):
         process = start_didicm(*arguments, **options)
         shown, trouble = process.communicate(timeout=PATIENCE)
         return process.returncode, shown, trouble
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """A folder that takes long to make: the first process of pytest-xdist that asks makes it for all."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def once(name, make):
+        place, done = root / name, root / f"{name}.done"
+        with open(root / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # freed when it is closed
+            if not done.exists():
+                shutil.rmtree(place, ignore_errors=True)  # of one that failed
+                place.mkdir()
+                make(place)
+                done.touch()
+        return place
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def run_module():
+    """Run what `python -m MODULE` does, in this process; the exit code."""
+
+    def run(module, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [module, *map(str, arguments)])
+            try:
+                runpy.run_module(module, run_name="__main__")
+            except SystemExit as end:
+                return int(end.code or 0)
+        return 0
 
     return run
 

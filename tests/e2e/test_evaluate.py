@@ -23,11 +23,13 @@ HELD_OUT = {"val_fraction": 0.4, "seed": 3}
 
 
 @pytest.fixture(scope="session")
-def diffusion_run(tmp_path_factory, train_flags):
+def diffusion_run(once, train_flags):
     """A diffusion classifier of fashion-mini, which has a validation split."""
-    run = tmp_path_factory.mktemp("diffusion") / "run"
-    assert main(["train", *train_flags(run, epochs=6, fraction=0.4)]) == 0
-    return run
+
+    def make(out):
+        assert main(["train", *train_flags(out / "run", epochs=6, fraction=0.4)]) == 0
+
+    return once("diffusion", make) / "run"
 
 
 @pytest.fixture(scope="session")

@@ -212,6 +212,7 @@ def write_images(folder, classes=("cat", "köter", "鳥"), count=6, size=(40, 30
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "size"), [("diffusion", 224), ("diffusion", 56), ("standard", 56)])
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_takes_a_step(name, method, size, tmp_path, works, metrics_of):

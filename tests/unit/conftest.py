@@ -1,6 +1,5 @@
 """Small trained-looking models and images, for the tests of evaluation, inference and serving."""
 
-import fcntl
 import os
 import resource
 
@@ -90,14 +89,9 @@ def calibrated_model(tmp_path_factory, tiny_network):
 
 
 @pytest.fixture(scope="session")
-def onnx_model(tmp_path_factory, calibrated_model):
-    """The same as an ONNX file; converting it takes long, so the processes of pytest-xdist share it."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with open(folder / "onnx.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        path = folder / "model.onnx"
-        return path if path.exists() else export(calibrated_model, path).path
+def onnx_model(once, calibrated_model):
+    """The same as an ONNX file."""
+    return once("onnx", lambda folder: export(calibrated_model, folder / "model.onnx")) / "model.onnx"
 
 
 @pytest.fixture(scope="session")

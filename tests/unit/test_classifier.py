@@ -127,6 +127,7 @@ def test_the_loss_works_under_autocast(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["posterior", "marginal"])
 def test_the_loss_can_be_compiled(kind):
+    torch._dynamo.reset()  # after other tests' batches it would take their number for a variable
     classifier, (image, target) = ALL[kind](), batch()
     compiled = torch.compile(Loss(classifier), backend="aot_eager")
     torch.manual_seed(3)
@@ -153,7 +154,8 @@ def test_the_loss_works_in_ddp(tmp_path):
     with mp.Manager() as manager:
         gradients = manager.dict()
         arguments = f"file://{tmp_path}/rendezvous", gradients
-        mp.start_processes(_train_in_two_processes, arguments, nprocs=2, start_method="fork")
+        # Not forked: autograd refuses where its threads have run before, as they have after a test that compiles.
+        mp.start_processes(_train_in_two_processes, arguments, nprocs=2, start_method="spawn")
         results = dict(gradients)
     expected = []
     for rank in range(2):

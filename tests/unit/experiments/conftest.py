@@ -59,11 +59,9 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
-def whole(tiny, tmp_path_factory):
-    """Folder of a study that this process carried out without interruption."""
-    out = tmp_path_factory.mktemp("whole")
-    run_study(tiny(), out)
-    return out
+def whole(tiny, once):
+    """Folder of a study that one process carried out without interruption; nobody changes it."""
+    return once("whole", lambda out: run_study(tiny(), out))
 
 
 @pytest.fixture

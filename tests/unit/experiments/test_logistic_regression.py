@@ -19,18 +19,15 @@ STUDY = {
 }  # fmt: skip
 
 
-def test_it_joins_the_results_of_a_study_once(tmp_path, monkeypatch):
-    from benchmarks import logistic_regression
-
-    monkeypatch.setattr(logistic_regression, "STRENGTHS", [1e-3, 1e-1])
+def test_it_joins_the_results_of_a_study_once(tmp_path, run_module):
     user = {"model_args.backbone": "resnet10t", "model_args.pretrained": False}
     write_plan(tmp_path, plan_runs(make_study(STUDY, "few"), "fashion-mini", None, user)[1])
     for _ in range(2):
-        logistic_regression.add_logistic_regression(tmp_path)
+        assert run_module("benchmarks.logistic_regression", tmp_path) == 0
     results, plan = read_results(tmp_path), read_plan(tmp_path)
     assert len(results) == len({result.key for result in results}) == 2
     assert {result.num_train + result.num_held_out for result in results} == {40, 100}
-    assert all(plan.runs[result.key] == str(logistic_regression.METHOD) for result in results)
+    assert all(plan.runs[result.key] == "logistic regression, frozen" for result in results)
     rows = rows_of(results, plan.study)
     assert {str(row.method) for row in rows} == {"logistic regression, frozen"}
     assert len(rows.entries()) == 1  # so that tables show it

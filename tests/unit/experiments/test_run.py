@@ -105,11 +105,11 @@ def test_every_process_measures_its_share_and_the_first_alone_has_the_result(tin
     assert [len(evaluation.labels) for evaluation in found] == [500, 5]
 
 
-def test_what_is_done_is_not_run_again(tiny, whole):
-    before = (whole / RESULTS).read_bytes()
+def test_what_is_done_is_not_run_again(tiny, whole, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "out")
     console = Console(record=True, quiet=True)
-    results = run_study(tiny(), whole, console=console)
-    assert (whole / RESULTS).read_bytes() == before
+    results = run_study(tiny(), out, console=console)
+    assert (out / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
     assert [result.key for result in results] == [run.key for run in runs_of(tiny(), 2)]
     assert console.export_text() == ""
 

@@ -91,8 +91,7 @@ def test_workers_shards_and_parts_change_nothing(predictor, photos, tmp_path):
             assert one["probability"] == pytest.approx(another["probability"], abs=1e-5)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "folder"])
+@pytest.mark.parametrize(("name", "workers"), [("rows.csv", 0), ("rows.parquet", 2), ("folder", 0), ("folder", 2)])
 def test_killed_again_and_again_it_loses_and_repeats_no_row(
     name, workers, predictor, photos, tmp_path, monkeypatch
 ):

@@ -81,6 +81,7 @@ def test_wide_convolutions_say_the_same(winograd_calls):
 @pytest.mark.slow
 def test_compiled_says_the_same(winograd_calls, monkeypatch):
     # What is captured is ours; the C++ that would be made of it is PyTorch's, and takes minutes.
+    torch._dynamo.reset()  # after other tests' batches it would take their number for a variable
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     classifier = DiffusionClassifier(create_model("didirn8", layout="official", **SMALL)).eval()
     randomise_statistics(classifier.model)

@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 
 from didicm import create_model, load_weights
 
@@ -12,10 +12,11 @@ theirs = pytest.importorskip("efficientnet_lite_pytorch")
 
 
 @pytest.fixture(scope="module")
-def converted():
-    from benchmarks.efficientnet_lite0 import convert
-
-    return convert()
+def converted(run_module, tmp_path_factory):
+    """The file that the study `finetune-cpu` starts from, as its command writes it."""
+    path = tmp_path_factory.mktemp("converted") / "lite0.safetensors"
+    assert run_module("benchmarks.efficientnet_lite0", path) == 0
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +39,15 @@ def pictures():
 @torch.no_grad()
 def test_logits_are_those_of_the_packages_own_code(converted, original):
     ours = timm.create_model("tf_efficientnet_lite0").eval()
-    ours.load_state_dict(converted)
+    ours.load_state_dict(load_file(converted))
     expected = original(pictures())
     assert torch.allclose(ours(pictures()), expected, atol=1e-4)
     assert len(expected.argmax(1).unique()) > 1  # the pictures tell something
 
 
 @torch.no_grad()
-def test_features_of_a_backbone_are_those_before_its_classifier(converted, original, tmp_path):
-    save_file(converted, tmp_path / "lite0.safetensors")
+def test_features_of_a_backbone_are_those_before_its_classifier(converted, original):
     network = create_model("backbone_baseline", backbone="tf_efficientnet_lite0", num_classes=10).eval()
-    load_weights(network, tmp_path / "lite0.safetensors")
+    load_weights(network, converted)
     expected = original.extract_features(pictures()).mean((2, 3))
     assert torch.allclose(network.embed(pictures()), expected, atol=1e-4)

@@ -47,13 +47,14 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, store, comparison):
-    out = tmp_path_factory.mktemp("study") / "a b"
-    methods = METHODS["standard"], METHODS["didicm-posterior"]
-    conditions = Condition(14, 0.1), Condition(7, 0.05)
-    store(out, comparison(*methods, conditions=conditions, note="Mind the gap."), NAMES)
-    write_report(out)
-    return out
+def folder(once, store, comparison):
+    def make(out):
+        methods = METHODS["standard"], METHODS["didicm-posterior"]
+        conditions = Condition(14, 0.1), Condition(7, 0.05)
+        store(out / "a b", comparison(*methods, conditions=conditions, note="Mind the gap."), NAMES)
+        write_report(out / "a b")
+
+    return once("report", make) / "a b"
 
 
 def test_the_report_is_one_file_with_every_picture_inside(folder):

@@ -6,6 +6,7 @@ import pytest
 
 from didicm.experiments.results import Trial, append_result, read_plan, write_plan
 from didicm.experiments.spec import Condition
+from didicm.report import html
 from didicm.report.html import write_report
 from didicm.report.search import length_curves, on_search, read_search, search_table
 from didicm.report.verdict import verdict
@@ -84,7 +85,10 @@ def test_a_chosen_length_takes_the_place_of_the_caution_on_the_training_loss(stu
     assert not any("Still learning" in sentence for sentence in verdict(study, rows(runs, study), trials))
 
 
-def test_the_report_has_table_curve_and_sentences_under_the_names_of_today(tmp_path, study, trials, store):
+def test_the_report_has_table_curve_and_sentences_under_the_names_of_today(
+    tmp_path, study, trials, store, monkeypatch
+):
+    monkeypatch.setattr(html, "_draw_posteriors", lambda *_: [])  # the same in every report, and slow
     store(tmp_path, study)
     plan = read_plan(tmp_path)
     for trial in reversed(trials):  # the order in which they finished says nothing

@@ -78,7 +78,7 @@ def serve_here():
     for server, _ in running:
         server.should_exit = True
     for _, thread in running:
-        thread.join(60)  # a request that a failed test left open must not keep the others from their end
+        thread.join(600)  # a request that a failed test left open must not keep the others from their end
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from didicm.values import override
 @pytest.mark.slow
 def test_a_compiled_network_learns_the_same(train, weights_of, assert_same, monkeypatch):
     # What is captured is ours; the C++ that would be made of it is PyTorch's, and takes minutes.
+    torch._dynamo.reset()  # after other tests' batches it would take their number for a variable
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     plain, compiled = train("plain"), train("compiled", run__compile=True, run__grad_checkpointing=True)
     assert_same(weights_of(plain), weights_of(compiled), atol=1e-4)

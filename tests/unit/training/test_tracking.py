@@ -68,23 +68,22 @@ def test_a_writer_that_is_not_installed_is_told_with_what_to_install(name, packa
         Tracker(tmp_path, config, 3, 0, Console(), silent=False)
 
 
-def read_all(controller):
-    """What was shown until the other end was closed."""
-    shown = b""
+def read_all(controller, shown):
+    """Collect what is shown until the other end is closed."""
     try:
         while part := os.read(controller, 65536):
             shown += part
     except OSError:  # how Linux tells that nobody has the other end
         pass
-    return shown
 
 
 def test_a_terminal_shows_a_bar_that_moves_during_validation_and_no_lines_per_step(tmp_path, monkeypatch):
     """In a real pseudo-terminal."""
     monkeypatch.setenv("TERM", "xterm-256color")
     controller, terminal = pty.openpty()
+    shown = bytearray()
     with ThreadPoolExecutor() as reader, open(terminal, "w", encoding="utf-8") as screen:
-        shown = reader.submit(read_all, controller)
+        reader.submit(read_all, controller, shown)
         console = Console(file=screen, width=150)
         with Tracker(tmp_path, RunConfig(), 4, 0, console, silent=False) as tracker:
             for step in range(1, 3):
@@ -92,11 +91,12 @@ def test_a_terminal_shows_a_bar_that_moves_during_validation_and_no_lines_per_st
             show = tracker.validating(2, 1)
             show(30, 90)
             show(60, 90)
-            time.sleep(0.5)  # the bar is drawn ten times a second
+            begun = time.monotonic()
+            while b"validating 60/90 images" not in shown and time.monotonic() - begun < 1200:
+                time.sleep(0.01)  # the bar is drawn ten times a second, on an idle machine
             tracker.validation(2, 1, METRICS)
             tracker.step(4, 2, 10, {**NUMBERS, "loss": 0.5})
-        screen.close()
-        text = shown.result().decode()
+    text = shown.decode()
     assert "━" in text
     assert "validating 60/90 images" in text
     assert "epoch 2  loss 0.5000" in text
