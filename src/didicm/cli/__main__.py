@@ -9,7 +9,7 @@ from io import TextIOWrapper
 
 from didicm.errors import UserError, did_you_mean, reason, torch_required
 
-# What each command does; its module here is named alike, but for those below that share one.
+# What each command does; its module here is named alike.
 COMMANDS = {
     "train": "train a classifier on your images; run it again to resume",
     "distill": "train a student that answers in one network call",
@@ -26,14 +26,6 @@ COMMANDS = {
     "compare": "compare DiDiCM with standard classifiers on your images: report.html",
     "study": "run one of the paper's studies or ours, next to the published numbers",
     "demo": "compare them in minutes, on images that ship with this package",
-}
-SHARED = {
-    "distill": "train",
-    "ensemble": "models",
-    "export": "models",
-    "import-official": "models",
-    "push": "models",
-    "study": "compare",
 }
 
 
@@ -70,10 +62,9 @@ def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         raise UserError(f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}")
     exported = command == "predict" and any(argument.endswith(".onnx") for argument in arguments)
-    module = "predict_exported" if exported else SHARED.get(command, command)
-    main = f"main_{command.replace('-', '_')}" if command in SHARED else "main"
+    name = "predict_exported" if exported else command.replace("-", "_")
     with torch_required(f"didicm {command}"):
-        return int(getattr(import_module(f"didicm.cli.{module}"), main)(arguments))
+        return int(import_module(f"didicm.cli.{name}").main(arguments))
 
 
 def _help() -> str:

@@ -1,11 +1,8 @@
-"""`didicm compare`: is DiDiCM better than a standard classifier on these images, and at what cost?
-
-`didicm study` runs the paper's studies and ours, from YAML files, with the published numbers beside ours.
-"""
+"""`didicm compare`: is DiDiCM better than a standard classifier on these images, and at what cost?"""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from didicm.experiments.forecast import forecast, usual_tflops
 from didicm.experiments.results import RESULTS
 from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import Study, Trials
-from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study
+from didicm.experiments.study_file import METHODS, compare_study
 from didicm.experiments.tune import trials_of
 from didicm.progress import duration
 from didicm.report.html import Report, write_report
@@ -224,49 +221,3 @@ def show_report(report: Report, console: Console, tables: int | None = None) -> 
     places = [f"report: {os.path.abspath(report.path)}", f"numbers: {report.path.parent / RESULTS}"]
     for line in ("", *report.verdict, "", *places):
         console.print(line, highlight=False, markup=False)
-
-
-@dataclass(frozen=True)
-class NamedStudyOptions(StudyOptions):
-    """Options of `didicm study`.
-
-    Args:
-        name: one of the studies, or a YAML file; without it they are listed
-        data: where the images are; by default where the study says
-        out: folder for studies and models
-        seeds: trainings per method and condition; by default as many as the study says
-    """
-
-    name: str = ""
-    data: str | None = None
-    out: Path = Path("studies")
-    seeds: Few | None = None
-
-
-def main_study(argv: list[str]) -> int:
-    """Run what is left of the study, then print and write what it shows; without a name, list the studies."""
-    text = (
-        f"Run a study from a YAML file, or one of these: {', '.join(list_studies())}. Those on ImageNet are as in "
-        "the paper, those for the CPU take minutes to hours; without a name, the question of each is listed. "
-        "Run it again to resume. Studies in the same --out share the networks that they have in common."
-    )
-    options = parse(argv, NamedStudyOptions, command="study", description=text, positional=["name"])
-    console = SafeConsole(soft_wrap=True, highlight=False)
-    if not options.name:
-        for name in list_studies():
-            console.print(f"{name:22}{load_study(name).question}", markup=False)
-        return 0
-    study = load_study(options.name)
-    if options.tune is not None:
-        study = replace(study, tune=options.tune)
-    out = options.out / study.name
-    asked: dict[str, Any] = {"data": options.data, "seeds": options.seeds, "settings": options.settings}
-    if options.dry_run:
-        show_plan(study, out, options.tflops, console, **asked)
-        return 0
-    if not options.report_only:
-        command = " ".join(["didicm study", *map(quoted, argv)])
-        asked |= {"trainings": options.out, "command": command, **options.execution}
-        run_study(study, out, console=console, **asked)
-    show_report(write_report(out), console)
-    return 0

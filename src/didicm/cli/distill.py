@@ -1,0 +1,64 @@
+"""`didicm distill`: a student that says in one network call what its teacher says in many."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from didicm.cli.flags import read_flags, show_help
+from didicm.cli.train import TrainOptions, carry_out, holds_run, read_stored, resolve
+from didicm.errors import UserError
+from didicm.settings import TrainConfig
+from didicm.values import coerce, flatten, override, setting_types
+
+
+@dataclass(frozen=True)
+class DistillOptions(TrainOptions):
+    """What is no setting of the student's training.
+
+    Args:
+        student: same (the teacher's own network, started from its weights and asked once without a label) or
+            standard (a standard classifier on the same trunk)
+    """
+
+    student: Literal["same", "standard"] = "same"
+
+
+def main(argv: list[str]) -> int:
+    """Train a student on its teacher's posteriors; a training like any other, which resumes."""
+    own = setting_types(DistillOptions)
+    given, rest = read_flags(argv, {**own, **setting_types(TrainConfig)}, "distill")
+    if given.get("help"):
+        text = (
+            "Train a student that says in one network call what RUN, its teacher, says in many: its targets are "
+            "the teacher's posteriors of augmented and mixed training images. Settings are those of RUN, unless "
+            "others are given. Run it again on the same --out to resume."
+        )
+        print(show_help("distill RUN", text, DistillOptions, TrainConfig))
+        return 0
+    if len(rest) != 1:
+        raise UserError("didicm distill needs RUN, the teacher: a run, a model directory, or hf://owner/name")
+    options = DistillOptions(
+        **{name: coerce(given.pop(name), kind, f"--{name}") for name, kind in own.items() if name in given}
+    )
+    config = student_settings(rest[0], options, given)
+    names = [name for name in flatten(config) if name in given or name in ("teacher", "method")]
+    return carry_out(config, names, dry_run=options.dry_run, extend=options.extend)
+
+
+def student_settings(teacher: str, options: DistillOptions, given: Mapping[str, Any]) -> TrainConfig:
+    """Settings of the student: the teacher's own, or for a teacher that is no run those of a recipe or a file."""
+    of_run, same = holds_run(Path(teacher)), options.student == "same"
+    if not of_run and options.recipe is None and options.config is None:
+        raise UserError(
+            f"{teacher} is not a run whose settings a student could take: add --recipe or --config, and --data"
+        )
+    base = read_stored(Path(teacher)) if of_run else resolve(options, {})
+    changes: dict[str, Any] = {"teacher": teacher, "out": ""}
+    if of_run:
+        changes["model_args"] = {"weights": teacher if same else None}
+    if same and base.method == "diffusion":
+        changes |= {"mask": 1.0, "sampler.method": "readout", "sampler.views": 1}
+    else:
+        changes |= {"method": "standard", "objective": "cross-entropy"}
+    return override(base, changes, given)

@@ -1,0 +1,34 @@
+"""`didicm push`: a model on the Hugging Face hub, with a card."""
+
+from dataclasses import dataclass
+
+from didicm.cli.flags import parse
+from didicm.inference.hub import push
+from didicm.text import SafeConsole
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """Options of `didicm push`.
+
+    Args:
+        run: a run (its best model) or a model directory
+        destination: hf://owner/name
+        private: make the repository visible to you alone
+    """
+
+    run: str
+    destination: str
+    private: bool = False
+
+
+def main(argv: list[str]) -> int:
+    """Upload, say what and where."""
+    text = "Upload a model to the Hugging Face hub, with its calibration and a card. Log in first: hf auth login."
+    options = parse(argv, PushOptions, command="push", description=text, positional=["run", "destination"])
+    pushed = push(options.run, options.destination, private=options.private)
+    console = SafeConsole(soft_wrap=True, highlight=False)
+    console.print(f"{pushed.address}: {', '.join(sorted(pushed.files))}")
+    for note in pushed.notes:
+        console.print(f"note: {note}")
+    return 0
