@@ -46,8 +46,15 @@ def pytest_runtest_setup():
 
 @pytest.fixture(autouse=True)
 def alone():
-    """No test leaves a process group to those after it, whose forked processes would inherit it."""
+    """No test leaves a process group or a signal's handler to those after it.
+
+    Forked processes would inherit the group; and once started, Ray answers SIGTERM by leaving the process.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
         pytest.fail("a process group is left")

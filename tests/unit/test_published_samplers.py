@@ -23,6 +23,8 @@ SETTINGS = {
     "epochs": 40,
     "run.validate_epochs": 40,
     "sampler.method": "readout",
+    "mask": 0.0,
+    "draws_per_image": 2,
 }
 
 
