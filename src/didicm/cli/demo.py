@@ -33,7 +33,7 @@ from didicm.values import Few, Natural, Range
 
 # Chosen by measurement on 2 cores. The epochs are many, as in the paper: few images are seen over and over.
 LEVELS = {Condition(14, 0.25): 100, Condition(10, 0.125): 200, Condition(7, 0.05): 500}  # and their epochs
-# Without masks, which over so many epochs overfit as a standard classifier does.
+# The paper's loss, without masks.
 METHODS = ("standard", "standard-smooth", "didicm-score")
 SETTINGS = {"batch_size": 50, "image.channels": 1, "draws_per_image": 2}
 NOTE = (
