@@ -177,7 +177,7 @@ class Reader:
                 elif command == "make":
                     assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
                 elif command == "pip":
-                    for extra in re.findall(r"[\w-]+", "".join(re.findall(r"didicm\[([^]]+)\]", line))):
+                    for extra in re.findall(r"[\w-]+", ",".join(re.findall(r"didicm\[([^]]+)\]", line))):
                         assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.M), line
 
     def shell(self, line: str) -> None:
@@ -278,9 +278,6 @@ class _ParsedError(Exception):
 def parse_only(argv: Sequence[str]) -> None:
     """Read the options of a command, and go no further."""
     command, *options = argv
-    if "--solvers" in options:  # of demo: it has a module of its own
-        command = "solvers"
-        options.remove("--solvers")
     module = import_module(f"didicm.cli.{command.replace('-', '_')}")
     name = "resolve" if command == "train" else "parse"
     read = getattr(module, name)
