@@ -20,7 +20,7 @@ WIDTH = 128  # of the embedding of the condition
 LOG_SCALE, LEAST_TOTAL = 10.0, 1e-8  # of the logarithmic noise embedding
 
 Parameterization: TypeAlias = Literal["score", "posterior"]
-Layout: TypeAlias = Literal["paper", "official"]
+Layout: TypeAlias = Literal["paper", "official", "resnet"]
 NoiseEmbedding: TypeAlias = Literal["linear", "log"]
 
 
@@ -98,8 +98,10 @@ class DiDiRN(Trunk, ScoreModel):
     """Score network on a ResNet trunk.
 
     Layouts: `paper` merges a block as SiLU(GroupNorm(residual + skip + condition)); `official`, the released
-    code, as relu(skip + SiLU(GroupNorm(residual + condition))) with the `small` stem. They have the same
-    parameters. The stem and both branches of the first block do not see the condition: `encode` computes them.
+    code, as relu(skip + SiLU(GroupNorm(residual + condition))) with the `small` stem. These two have the same
+    parameters. `resnet` is the block of the standard classifier, relu(residual + skip + condition): without a
+    label, such a network is that classifier. The stem and both branches of the first block do not see the
+    condition: `encode` computes them.
     """
 
     def __init__(
@@ -115,28 +117,31 @@ class DiDiRN(Trunk, ScoreModel):
         noise_embedding: NoiseEmbedding = "linear",
     ) -> None:
         coerce(layout, Layout, "layout")
-        stem = stem or ("resnet" if layout == "paper" else "small")
+        stem = stem or ("small" if layout == "official" else "resnet")
         super().__init__(architecture, num_classes, in_chans, stem, width, global_pool)
         self.predict(parameterization, num_classes)
         self.layout = layout
         self.condition = Condition(num_classes, noise_embedding)
         # One matrix product gives every block its condition: far fewer calls than one per block.
         self.project = nn.Linear(WIDTH, sum(self.block_channels))
-        if layout == "paper":  # else blocks add noise before they have learnt anything: deep trunks lose the image
+        if layout == "official":
+            self.init_residuals(1)
+        else:  # else blocks add noise before they have learnt anything: deep trunks lose the image
             nn.init.zeros_(self.project.weight)
             nn.init.zeros_(self.project.bias)
             self.zero_started = ("project.weight",)  # for optimisers that scale a step with the weights' norm
-        else:
-            self.init_residuals(1)
         # 32 groups, as in the paper; other widths have 16 channels per group, as the paper's last stage. In
         # smaller groups little is left of the condition, and of images that have shrunk to a pixel, only signs.
         groups = [32 if width == 1 else math.gcd(32, max(1, n // 16)) for n in self.block_channels]
-        self.norms = nn.ModuleList(nn.GroupNorm(g, n) for g, n in zip(groups, self.block_channels, strict=True))
+        self.norms = nn.ModuleList(
+            nn.Identity() if layout == "resnet" else nn.GroupNorm(g, n)
+            for g, n in zip(groups, self.block_channels, strict=True)
+        )
 
     def encode(self, image: Tensor) -> Features:
         """Stem and first block up to the first conditioning."""
         residual, skip = self.run(self.blocks()[0], self.run(self.stem, image))
-        return residual + skip if self.layout == "paper" else (residual, skip)
+        return (residual, skip) if self.layout == "official" else residual + skip
 
     def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:
         return self.forward_head(self._trunk(features, label, total))
@@ -165,5 +170,5 @@ class DiDiRN(Trunk, ScoreModel):
         if self.layout == "official":
             residual, skip = branches
             return F.relu(skip + F.silu(norm(residual + condition)))
-        merged = branches if isinstance(branches, Tensor) else branches[0] + branches[1]
-        return F.silu(norm(merged + condition))
+        merged = (branches if isinstance(branches, Tensor) else branches[0] + branches[1]) + condition
+        return F.relu(merged) if self.layout == "resnet" else F.silu(norm(merged))

@@ -30,6 +30,7 @@ SMALL = {"num_classes": 5, "width": 0.25}
 CLASSIFIERS = {
     "paper": lambda: DiffusionClassifier(create_model("didirn18", **SMALL)),
     "official": lambda: DiffusionClassifier(create_model("didirn18", layout="official", **SMALL)),
+    "resnet": lambda: DiffusionClassifier(create_model("didirn18", layout="resnet", **SMALL)),
     "bottleneck": lambda: DiffusionClassifier(create_model("didirn50", **SMALL)),
     "standard": lambda: StandardClassifier(create_model("didirn18_baseline", **SMALL)),
     "backbone": lambda: DiffusionClassifier(create_model("backbone_score", backbone="resnet10t", num_classes=5)),
