@@ -180,7 +180,7 @@ def test_half_precision_network_float32_scores(name, arguments):
 @pytest.mark.parametrize("layout", ["paper", "official", "resnet"])
 @pytest.mark.parametrize("name", ["didirn10", "didirn10_baseline", "didirn50"])
 def test_gradient_checkpointing_gives_the_same_gradients_and_keeps_less(name, layout):
-    """To the last digit; of a block little more is kept than its input. Those of ResNet keep less by themselves."""
+    """To the last digit; of a block little more is kept than its input. ResNet blocks keep less anyway."""
     own = {"layout": layout} if "baseline" not in name else {"drop_path_rate": 0.2}
     model = create_model(name, **SMALL, **own)
     given = inputs()[: 3 if isinstance(model, ScoreModel) else 1]
