@@ -289,7 +289,7 @@ def _on_aim(found: list[Compared]) -> Iterator[str]:
 
 
 SUMMARY = "fair-cpu"
-SMOOTHED = ("smoothed labels", "half masked")  # variants whose labels are smoothed
+SMOOTHED = ("smoothed labels", "ResNet blocks")  # variants whose labels are smoothed
 
 
 def write_summary(text: str, folder: Path = FOLDER) -> str:
