@@ -17,7 +17,9 @@ from didicm.cli.options import WORKERS, percent
 from didicm.data.listing import NO_IMAGES, ImageRef, list_images
 from didicm.data.picture import Picture
 from didicm.errors import UserError
-from didicm.inference.parts import BulkSettings, Estimate, Parts, Tally
+from didicm.inference.adjust import read_prior, read_taxonomy
+from didicm.inference.bulk import Estimate
+from didicm.inference.parts import BulkSettings, Parts, Tally
 from didicm.inference.prediction import Prediction, why_unreadable
 from didicm.inference.rows import Format, RowWriter
 from didicm.progress import ProgressDisplay, duration
@@ -104,6 +106,16 @@ class PredictionOptions:
     def format(self) -> Format | None:
         """The format that was asked for."""
         return "parquet" if self.parquet else "csv" if self.csv else None
+
+    @property
+    def adjusting(self) -> dict[str, Any]:
+        """Sets, classes, prior and taxonomy, as a predictor takes them."""
+        return {
+            "conformal": self.conformal,
+            "classes": self.classes,
+            "prior": read_prior(self.prior),
+            "taxonomy": read_taxonomy(self.taxonomy),
+        }
 
     @property
     def settings(self) -> BulkSettings:

@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
 def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine":
     """Load a model, an exported one without PyTorch; settings of sampler and size are not for the baseline."""
     from didicm.inference.onnx import SUFFIX, OnnxPredictor
-    from didicm.serving.engine import OnnxEngine, TorchEngine
+    from didicm.serving.engine import Engine
 
     settings = options.sampler if source == options.run else {}
     size = options.size if source == options.run else None
@@ -103,7 +103,7 @@ def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine
             raise UserError(f"{source} answers as it was exported: leave out {named}")
         exported = OnnxPredictor.load(source, options.device, conformal=options.conformal)
         console.print(exported.note)
-        return OnnxEngine(exported)
+        return Engine(exported)
     from didicm.inference.predictor import Predictor
 
     predictor = Predictor.load(
@@ -116,7 +116,7 @@ def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine
         **settings,
     )
     console.print(f"{model_name(source)}: {predictor.note}")
-    return TorchEngine(predictor)
+    return Engine(predictor)
 
 
 def model_name(source: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from didicm.errors import UserError, reason
 from didicm.inference.bulk import BulkJob, Tally
+from didicm.inference.prediction import BasePredictor
 from didicm.inference.predictor import Predictor
 
 AHEAD = 4  # times that an actor is given work, at least: the last to finish then keeps the others waiting less
@@ -33,7 +34,7 @@ class Actor:
 
 
 def predict_on_ray(
-    job: BulkJob, predictor: Predictor, numbers: Sequence[int], actors: int | None
+    job: BulkJob, predictor: BasePredictor, numbers: Sequence[int], actors: int | None
 ) -> Iterator[Tally]:
     """Predict parts on the cluster that RAY_ADDRESS names, or on this machine."""
     try:

@@ -18,7 +18,8 @@ from fastapi import FastAPI, Request
 from didicm.data.many_channels import MOST_CHANNELS
 from didicm.data.picture import Picture, from_pixels
 from didicm.errors import UserError
-from didicm.serving.engine import Answer, Question, check_pixels
+from didicm.inference.prediction import Prediction
+from didicm.serving.engine import Question, check_pixels
 from didicm.serving.security import Limits, RefusalError
 from didicm.serving.service import Service, Source
 from didicm.serving.tasks import INTERFACE_BYTES, Tasks, read_interface
@@ -66,11 +67,11 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
         names = _known(service, name)
         asked = await read_json(request, lambda content: _read_inference(content, service.limits))
         answers = await service.answers(asked.images, asked.question, name)
-        if not any(isinstance(answer, Answer) for answer in answers):
+        if not any(isinstance(answer, Prediction) for answer in answers):
             raise RefusalError(400, f"image 0: {answers[0]}")
         probs, labels, errors = np.zeros((len(answers), len(names))), [""] * len(answers), [""] * len(answers)
         for i, answer in enumerate(answers):
-            if isinstance(answer, Answer):
+            if isinstance(answer, Prediction):
                 probs[i], labels[i] = answer.probs, names[int(answer.probs.argmax())]
             else:
                 errors[i] = str(answer)
@@ -173,10 +174,10 @@ class LabelStudio:
         question = make_options({}, self.service.limits).question
         for answer in await self.service.answers(images, question):
             best = -1
-            if isinstance(answer, Answer):
+            if isinstance(answer, Prediction):
                 known = [k for k, name in enumerate(names) if not interface.allowed or name in interface.allowed]
                 best = max(known, key=lambda k: float(answer.probs[k]), default=-1)
-            if not isinstance(answer, Answer) or best < 0:
+            if not isinstance(answer, Prediction) or best < 0:
                 results.append({"result": [], "score": 0.0, "model_version": self.service.name})
                 continue
             choice = {
