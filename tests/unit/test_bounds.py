@@ -148,10 +148,10 @@ def test_wrong_values_of_a_transform_are_named(changes, says, changed):
         ({"temperature": float("nan")}, "temperature must be a number"),
         ({"posterior": 3}, "cannot be used"),
         ({"fitted_on": []}, "fitted_on must be"),
-        ({"conformal__lac__threshold": 7}, "threshold of a conformal rule must be in"),
-        ({"conformal__lac__alpha": "x"}, "alpha of a conformal rule must be a number"),
+        ({"conformal__lac__threshold": 7}, "conformal.threshold must be at most"),
+        ({"conformal__lac__alpha": "x"}, "conformal.alpha must be a number"),
         ({"conformal__lac__method": "aps"}, "under lac a rule of method aps"),
-        ({"conformal__lac": []}, "conformal rule"),
+        ({"conformal__lac": []}, "conformal: lac must be"),
         ({"conformal": None}, "cannot be used"),
     ],
 )
