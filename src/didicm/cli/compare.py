@@ -193,7 +193,7 @@ def show_plan(study: Study, out: Path, tflops: float | None, console: Console, *
         counts = f"{need.parameters / 1e6:.2f}", f"{need.multiply_adds / 1e6:,.1f}"
         takes = duration(need.seconds(speed)), f"{need.memory / 1e6:,.0f}"
         table.add_row(str(run.method), str(run.condition), str(run.config.epochs), *counts, *takes)
-    console.print(f"{study.title}\n{study.question}\n", markup=False)
+    console.print(f"{study.title}\n{study.question}\n")
     (console if console.is_terminal else SafeConsole(width=160)).print(table)
     names = "; ".join(spec.name for spec in study.samplers) or "as in its recipe"
     precision = next(iter(runs.values())).config.run.precision
@@ -207,8 +207,6 @@ def show_plan(study: Study, out: Path, tflops: float | None, console: Console, *
         f"on one device at {speed:g} TFLOP/s (--tflops); memory: of a training, per device ({precision})\n"
         f"in total {duration(seconds)} on one device and {disk / 1e9:,.2f} GB on disk{length}\n"
         f"results would be in {out}; nothing was written (--dry-run)",
-        markup=False,
-        highlight=False,
     )
 
 
@@ -220,4 +218,4 @@ def show_report(report: Report, console: Console, tables: int | None = None) -> 
         wide.print(table.to_rich(wide.width))
     places = [f"report: {os.path.abspath(report.path)}", f"numbers: {report.path.parent / RESULTS}"]
     for line in ("", *report.verdict, "", *places):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)

@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         return show_solvers([argument for argument in argv if argument != "--solvers"])
     text = "Compare a standard classifier with DiDiCM on less and less informative images, in under five minutes."
     options = parse(argv, DemoOptions, command="demo", description=text)
-    console = SafeConsole(soft_wrap=True, highlight=False)
+    console = SafeConsole(soft_wrap=True)
     study = replace(
         compare_study(methods=METHODS, seeds=options.seeds, settings=SETTINGS),
         title="DiDiCM against a standard classifier: the demo",

@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
                 "To check them, train with those images held out; without a validation split, --seed chooses which"
             )
         for line in (*told, *_first([str(suspect) for suspect in suspects.found], MOST_SUSPECTS)):
-            console.print(readable(line), highlight=False)
+            console.print(readable(line))
     for part in render(findings):
         console.print(part)
     return 1 if findings.problems else 0

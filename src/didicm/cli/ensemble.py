@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     text = "Make one model of several: its posterior is the mean of theirs. It is used as any other model."
     options = parse(argv, EnsembleOptions, command="ensemble", description=text, positional=["runs"])
     notes = ensemble(options.runs, options.out)
-    console = SafeConsole(soft_wrap=True, highlight=False)
+    console = SafeConsole(soft_wrap=True)
     console.print(f"ensemble of {len(options.runs)} models written to {options.out}")
     for note in notes:
         console.print(f"note: {note}")

@@ -55,6 +55,5 @@ def main(argv: list[str]) -> int:
     SafeConsole(soft_wrap=True).print(
         f"{made.path}: {made.path.stat().st_size / 1e6:.1f} MB; {made.note}\n"
         f"from image files, in batches of {batches}, it differs from PyTorch by at most {made.difference:.1g}",
-        highlight=False,
     )
     return 0

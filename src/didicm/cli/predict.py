@@ -116,7 +116,7 @@ def main(argv: list[str]) -> int:
     options.check()
     console, errors = SafeConsole(soft_wrap=True), SafeConsole(stderr=True, soft_wrap=True)
     predictor = options.load()
-    errors.print(predictor.note, highlight=False)
+    errors.print(predictor.note)
     if options.dry_run:
         return show_estimate(options, predictor.class_names, partial(estimate_bulk, predictor), console)
     if options.out is not None:
@@ -157,7 +157,7 @@ def show_all(
     if drawn and options.trajectory is not None:
         draw(drawn, options.trajectory, options.top)
         left = f", the first {len(drawn)} of {predicted} images" if predicted > len(drawn) else ""
-        errors.print(f"trajectories: {options.trajectory}{left}", highlight=False)
+        errors.print(f"trajectories: {options.trajectory}{left}")
     return 2 if failed else 0
 
 

@@ -168,7 +168,7 @@ def write_rows(options: PredictionOptions, predict: Callable[..., Tally], consol
             progress=progress,
             force=options.force,
         )
-    console.print(tell_rows(options.out, done), highlight=False)
+    console.print(tell_rows(options.out, done))
     return 2 if done.images and done.images == done.unreadable else 0
 
 
@@ -193,7 +193,6 @@ def show_estimate(
         f"{1e3 * found.decoding:.1f} ms to decode one, {1e3 * found.network:.1f} ms to predict it; "
         f"{count(options.workers, 'worker')} per device to decode images; files for --part-size "
         f"{options.part_size}",
-        highlight=False,
     )
     return 0
 
@@ -245,4 +244,4 @@ def show(image: str, prediction: Prediction, claimed: str | None, top: int, cons
             f"; unlike the training images (outlier score {prediction.outlier_score:.2f}): do not rely on these "
             "probabilities, and no set of classes is sure to hold the truth"
         )
-    console.print(text, highlight=False)
+    console.print(text)

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     text = "Upload a model to the Hugging Face hub, with its calibration and a card. Log in first: hf auth login."
     options = parse(argv, PushOptions, command="push", description=text, positional=["run", "destination"])
     pushed = push(options.run, options.destination, private=options.private)
-    console = SafeConsole(soft_wrap=True, highlight=False)
+    console = SafeConsole(soft_wrap=True)
     console.print(f"{pushed.address}: {', '.join(sorted(pushed.files))}")
     for note in pushed.notes:
         console.print(f"note: {note}")

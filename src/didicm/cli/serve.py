@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     )
     access = find_access(options.host, options.token_file, options.allow_anonymous)
     listening = open_socket(options.host, options.port)
-    console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
+    console = SafeConsole(stderr=True, soft_wrap=True)
     name = model_name(options.run)
     models = {name: open_engine(options.run, options, console)}
     if options.baseline is not None:

@@ -176,6 +176,6 @@ def show_plan(config: TrainConfig, console: Console) -> None:
         + (f", and {SNAPSHOTS}/ at the end" if config.optimizer.snapshots else ""),
     }.items():
         table.add_row(name, value)
-    console.print(to_yaml(config), highlight=False, end="")
+    console.print(to_yaml(config), end="")
     console.print(table)
     console.print("nothing was written (--dry-run)")
