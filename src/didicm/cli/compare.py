@@ -111,17 +111,8 @@ class CompareOptions(StudyOptions):
     @property
     def grid(self) -> dict[str, Any]:
         """What is compared, as arguments of `compare_study`."""
-        names = [
-            "methods",
-            "resolutions",
-            "fractions",
-            "corruptions",
-            "label_noises",
-            "seeds",
-            "recipe",
-            "settings",
-        ]
-        return {name: getattr(self, name) for name in names}
+        axes = ("methods", "resolutions", "fractions", "corruptions", "label_noises")
+        return {name: getattr(self, name) for name in (*axes, "seeds", "recipe", "settings")}
 
 
 def main(argv: list[str]) -> int:

@@ -38,10 +38,8 @@ def main(argv: list[str]) -> int:
     """Convert and say what came out."""
     text = "Convert a .pth.tar of the authors' released code into a model directory."
     options = parse(argv, ImportOptions, command="import-official", description=text, positional=["file"])
-    for name in (
-        CONFIG,
-        WEIGHTS,
-    ):  # a model that was trained looks like one that was imported: neither is replaced
+    # A model that was trained looks like one that was imported: neither is replaced.
+    for name in (CONFIG, WEIGHTS):
         if os.path.lexists(options.out / name) and not options.force:
             raise UserError(f"{options.out} already holds {name}: give another --out, or replace it with --force")
     classifier, training = read_official(options.file, options.weights)

@@ -25,19 +25,26 @@ EXTENSIONS = frozenset((
 ARRAY = ".npy"  # an image where a folder holds no others: beside images it is likely to be something about them
 
 
-class FolderSet(ImageSet):
-    """Images below class folders."""
+class PathSet(ImageSet):
+    """Images in files of their own below a folder."""
 
-    def __init__(self, root: Path, index: Path | None = None) -> None:
-        self.root = root
-        listing = list_once(root, index, _scan)
-        self.class_names, self.labels, self._paths = list(listing.class_names), listing.labels, listing.paths
+    root: Path
+    _paths: Strings
 
     def name(self, i: int) -> str:
         return readable(os.path.join(self.root, self._paths[i]))
 
     def original(self, i: int) -> Picture:
         return open_image(os.path.join(self.root, self._paths[i]))
+
+
+class FolderSet(PathSet):
+    """Images below class folders."""
+
+    def __init__(self, root: Path, index: Path | None = None) -> None:
+        listing = list_once(root, index, _scan)
+        self.root, self._paths = root, listing.paths
+        self.class_names, self.labels = list(listing.class_names), listing.labels
 
 
 def open_folder(path: str, index: Path | None = None) -> tuple[ImageSet, ImageSet | None]:

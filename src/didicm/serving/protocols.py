@@ -5,7 +5,6 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPMessage
 from importlib.metadata import version
@@ -65,8 +64,8 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
     @app.post("/v2/models/{name}/infer", summary="Classify image files in base64, or 8-bit pixels")
     async def infer(name: str, request: Request) -> dict[str, Any]:
         names = _known(service, name)
-        asked = await read_json(request, lambda content: _read_inference(content, service.limits))
-        answers = await service.answers(asked.images, asked.question, name)
+        images, question, own = await read_json(request, lambda content: _read_inference(content, service.limits))
+        answers = await service.answers(images, question, name)
         if not any(isinstance(answer, Prediction) for answer in answers):
             raise RefusalError(400, f"image 0: {answers[0]}")
         probs, labels, errors = np.zeros((len(answers), len(names))), [""] * len(answers), [""] * len(answers)
@@ -78,7 +77,7 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
         outputs = {"probabilities": probs.flatten().tolist(), "label": labels, "error": errors}
         described = _outputs(len(answers), len(names))
         found = {"model_name": name, "outputs": [{**item, "data": outputs[item["name"]]} for item in described]}
-        return found if asked.id is None else {**found, "id": asked.id}
+        return found if own is None else {**found, "id": own}
 
 
 def _outputs(images: int, classes: int) -> list[dict[str, Any]]:
@@ -96,21 +95,13 @@ def _known(service: Service, name: str) -> Sequence[str]:
     return service.models[name].engine.class_names
 
 
-@dataclass(frozen=True)
-class _Inference:
-    """An inference request."""
-
-    images: list[Source]
-    question: Question
-    id: str | None
-
-
-def _read_inference(content: Mapping[str, Any], limits: Limits) -> _Inference:
+def _read_inference(content: Mapping[str, Any], limits: Limits) -> tuple[list[Source], Question, str | None]:
+    """The images of an inference request, how they are to be asked about, and its id."""
     parameters, name = content.get("parameters") or {}, content.get("id")
     if not isinstance(parameters, dict) or not set(parameters) <= {"steps", "sampler"}:
         raise RefusalError(400, "parameters may be steps and sampler")
     images = _tensor_images(content.get("inputs"), limits)
-    return _Inference(images, make_options(parameters, limits).question, name if isinstance(name, str) else None)
+    return images, make_options(parameters, limits).question, name if isinstance(name, str) else None
 
 
 def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:

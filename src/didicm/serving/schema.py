@@ -2,86 +2,82 @@
 
 from typing import Any
 
-_BASE64 = {"type": "string", "contentEncoding": "base64"}
-_OPTIONS: dict[str, Any] = {
-    "steps": {"type": "integer", "minimum": 1, "description": "Steps of the sampler; by default as stored."},
-    "sampler": {"type": "string", "enum": ["cp", "cl", "readout"], "description": "By default as stored."},
-    "top": {"type": "integer", "minimum": 1, "default": 5, "description": "Classes in the answer."},
-    "classes": {
-        "type": "array",
-        "items": {"type": "string"},
-        "description": "The classes that are possible here; the probabilities are renormalised to them.",
-    },
+Schema = dict[str, Any]
+
+
+def _of(kind: str | list[str], text: str = "", **more: Any) -> Schema:
+    return {"type": kind, **more, **({"description": text} if text else {})}
+
+
+def _list(items: Schema, text: str = "", *, nullable: bool = False) -> Schema:
+    return _of(["array", "null"] if nullable else "array", text, items=items)
+
+
+def _object(text: str = "", **properties: Schema) -> Schema:
+    return _of("object", text, properties=properties)
+
+
+def _body(kind: str, schema: Schema) -> Schema:
+    return {kind: {"schema": schema}}
+
+
+_STRING, _NUMBER = _of("string"), _of("number")
+_BASE64, _BINARY = _of("string", contentEncoding="base64"), _of("string", format="binary")
+_OPTIONS: dict[str, Schema] = {
+    "steps": _of("integer", "Steps of the sampler; by default as stored.", minimum=1),
+    "sampler": _of("string", "By default as stored.", enum=["cp", "cl", "readout"]),
+    "top": _of("integer", "Classes in the answer.", minimum=1, default=5),
+    "classes": _list(_STRING, "The classes that are possible here; the probabilities are renormalised to them."),
     "prior": {
         "oneOf": [
-            {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}},
-            {"type": "string", "enum": ["uniform", "training"]},
+            _of("object", additionalProperties=_of("number", exclusiveMinimum=0)),
+            _of("string", enum=["uniform", "training"]),
         ],
         "description": "How frequent each class is here; training undoes a balanced training.",
     },
-    "taxonomy": {
-        "type": "object",
-        "additionalProperties": {"type": "array", "items": {"type": "string"}},
-        "description": "Coarser names and their classes, whose probabilities are summed.",
-    },
-    "trajectory": {"type": "boolean", "default": False, "description": "Answer with every step too."},
-    "baseline": {"type": "boolean", "default": False, "description": "Ask the baseline too."},
+    "taxonomy": _of(
+        "object",
+        "Coarser names and their classes, whose probabilities are summed.",
+        additionalProperties=_list(_STRING),
+    ),
+    "trajectory": _of("boolean", "Answer with every step too.", default=False),
+    "baseline": _of("boolean", "Ask the baseline too.", default=False),
 }
-_PREDICTION: dict[str, Any] = {
-    "type": "object",
-    "description": "An image's answer, or the error of that image alone.",
-    "properties": {
-        "error": {"type": "string"},
-        "classes": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"name": {"type": "string"}, "probability": {"type": "number"}},
-            },
-        },
-        "entropy": {"type": "number", "description": "Of the posterior, in nats."},
-        "conformal_set": {
-            "type": ["array", "null"],
-            "items": {"type": "string"},
-            "description": "Classes that cover the truth at the calibrated rate; null if that does not apply.",
-        },
-        "conformal_claim": {
-            "type": ["string", "null"],
-            "description": "For how many images, of which classes, such sets hold the truth; null without one.",
-        },
-        "outlier_score": {
-            "type": ["number", "null"],
-            "description": "How unlike the training images it is: about 1 if it is not; null if unknown.",
-        },
-        "unlike_training": {
-            "type": ["boolean", "null"],
-            "description": "Whether it is too unlike them to rely on the probabilities; it then has no set.",
-        },
-        "trajectory": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "time": {"type": "number"},
-                    "entropy": {"type": "number"},
-                    "probabilities": {
-                        "type": "array",
-                        "items": {"type": "number"},
-                        "description": "Of the classes above, in their order.",
-                    },
-                },
-            },
-        },
-        "baseline": {"type": "object", "description": "The baseline's answer, in the same form."},
-    },
+_STEP = _object(
+    time=_NUMBER,
+    entropy=_NUMBER,
+    probabilities=_list(_NUMBER, "Of the classes above, in their order."),
+)
+_PREDICTION = _object(
+    "An image's answer, or the error of that image alone.",
+    error=_STRING,
+    classes=_list(_object(name=_STRING, probability=_NUMBER)),
+    entropy=_of("number", "Of the posterior, in nats."),
+    conformal_set=_list(
+        _STRING, "Classes that cover the truth at the calibrated rate; null if that does not apply.", nullable=True
+    ),
+    conformal_claim=_of(
+        ["string", "null"], "For how many images, of which classes, such sets hold the truth; null without one."
+    ),
+    outlier_score=_of(
+        ["number", "null"], "How unlike the training images it is: about 1 if it is not; null if unknown."
+    ),
+    unlike_training=_of(
+        ["boolean", "null"], "Whether it is too unlike them to rely on the probabilities; it then has no set."
+    ),
+    trajectory=_list(_STEP),
+    baseline=_of("object", "The baseline's answer, in the same form."),
+)
+_REFUSALS = {
+    "400": "The body cannot be read.",
+    "401": "The token is missing or wrong.",
+    "408": "The request took too long to arrive.",
+    "413": "The request is too large.",
+    "422": "No image could be read, or an option is wrong.",
+    "503": "Busy: Retry-After says when to come back.",
 }
-_ANSWER = {
-    "type": "object",
-    "properties": {"model": {"type": "string"}, "predictions": {"type": "array", "items": _PREDICTION}},
-}
-_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}}
 
-PREDICT: dict[str, Any] = {
+PREDICT: Schema = {
     "description": "Options may stand in the query as well: numbers, true or false, prior and taxonomy as JSON; "
     "classes repeated.",
     "parameters": [
@@ -91,36 +87,19 @@ PREDICT: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"image": {"type": "string", "format": "binary"}, **_OPTIONS},
-                }
-            },
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"image": _BASE64, "images": {"type": "array", "items": _BASE64}, **_OPTIONS},
-                }
-            },
+            **_body("multipart/form-data", _object(image=_BINARY, **_OPTIONS)),
+            **_body("image/*", _BINARY),
+            **_body("application/json", _object(image=_BASE64, images=_list(_BASE64), **_OPTIONS)),
         },
     },
     "responses": {
         "200": {
             "description": "Answers in the order of the images.",
-            "content": {"application/json": {"schema": _ANSWER}},
+            "content": _body("application/json", _object(model=_STRING, predictions=_list(_PREDICTION))),
         },
         **{
-            status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
-            for status, text in {
-                "400": "The body cannot be read.",
-                "401": "The token is missing or wrong.",
-                "408": "The request took too long to arrive.",
-                "413": "The request is too large.",
-                "422": "No image could be read, or an option is wrong.",
-                "503": "Busy: Retry-After says when to come back.",
-            }.items()
+            status: {"description": text, "content": _body("application/json", _object(error=_STRING))}
+            for status, text in _REFUSALS.items()
         },
     },
 }
