@@ -60,7 +60,8 @@ def predict_on_ray(
         gpus = 0 if loading["device"] == "cpu" else int(found.get("GPU", 0))
         count = min(actors or gpus or int(found.get("CPU", 1)), len(numbers))
         at_once = max(1, len(numbers) // (AHEAD * count))
-        _quiet(ray.data.DataContext.get_current())
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = context.print_on_execution_start = False  # our own display is enough
         work = ray.data.from_items([int(k) for k in numbers], override_num_blocks=-(-len(numbers) // at_once))
         arguments = (os.getcwd(), source, {**loading, "device": "auto" if gpus else "cpu"}, job)
         done = work.map_batches(
@@ -76,9 +77,3 @@ def predict_on_ray(
     finally:
         if ours:
             ray.shutdown()
-
-
-def _quiet(context: Any) -> None:
-    """Our own display of progress is enough."""
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False

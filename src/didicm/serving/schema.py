@@ -13,7 +13,7 @@ def _list(items: Schema, text: str = "", *, nullable: bool = False) -> Schema:
     return _of(["array", "null"] if nullable else "array", text, items=items)
 
 
-def _object(text: str = "", **properties: Schema) -> Schema:
+def _object(text: str = "", /, **properties: Schema) -> Schema:
     return _of("object", text, properties=properties)
 
 
