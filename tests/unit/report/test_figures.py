@@ -12,13 +12,13 @@ from didicm.report import figures
 from didicm.report.images import Pictures, Traced, draw_trajectory, errors, trajectory_picture
 from didicm.report.panels import our_panel
 from didicm.report.records import NLL, TOP1, Entry, rows_of
-from didicm.report.style import RC, looks
+from didicm.report.style import STYLE, looks
 from didicm.report.tables import main_table
 
 
 @pytest.fixture(autouse=True)
 def style():
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(fname=STYLE):
         yield
 
 
