@@ -19,7 +19,7 @@ from didicm.text import SafeConsole
 
 @dataclass(frozen=True)
 class CalibrateOptions(LabelledOptions):
-    """Options of `didicm calibrate`.
+    """Fit a temperature, conformal sets and an outlier score on held-out images, and store them.
 
     Args:
         alpha: share of conformal sets that may miss the true class
@@ -38,8 +38,7 @@ class CalibrateOptions(LabelledOptions):
 
 def main(argv: list[str]) -> int:
     """Fit on one part of the held-out images, report on the other, store."""
-    text = "Fit a temperature, conformal sets and an outlier score on held-out images, and store them."
-    options = parse(argv, CalibrateOptions, command="calibrate", description=text, positional=["run"])
+    options = parse(argv, CalibrateOptions, command="calibrate", positional=["run"])
     console = SafeConsole(soft_wrap=True)
     if options.split == "train":
         raise UserError("--split train is what the model was trained on: calibrate on images it has not seen")

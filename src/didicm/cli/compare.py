@@ -74,7 +74,10 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class CompareOptions(StudyOptions):
-    """Options of `didicm compare`.
+    """Train DiDiCM and standard classifiers under several conditions, and say which is better at what cost.
+
+    All have the same trunk, and every condition has several seeds. Run it again on the same --out to resume, or to
+    add to it.
 
     Args:
         out: folder for results, models and report.html
@@ -117,11 +120,7 @@ class CompareOptions(StudyOptions):
 
 def main(argv: list[str]) -> int:
     """Run what is left of the comparison, then print and write what it shows."""
-    text = (
-        "Train DiDiCM and standard classifiers on the same trunk, over a grid of conditions and seeds, and say "
-        "which is better at what cost. Run it again on the same --out to resume, or to add to it."
-    )
-    options = parse(argv, CompareOptions, command="compare", description=text)
+    options = parse(argv, CompareOptions, command="compare")
     console = SafeConsole(soft_wrap=True)
     if options.report_only:
         report = write_report(options.out)

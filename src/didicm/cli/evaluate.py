@@ -36,7 +36,7 @@ TITLES = {"cls/Acc": "accuracy", "cls/NLL": "NLL, in nats", "cal/ECE": "ECE", UN
 
 @dataclass(frozen=True)
 class EvaluateOptions(LabelledOptions):
-    """Options of `didicm evaluate`.
+    """Measure a model on labelled images: metrics with intervals, cost, a table by class.
 
     Args:
         out: where to store the results; by default RUN/evaluation/DATA
@@ -78,8 +78,7 @@ class EvaluateOptions(LabelledOptions):
 
 def main(argv: list[str]) -> int:
     """Evaluate, show, store."""
-    text = "Measure a model on labelled images: metrics with intervals, cost, a table by class."
-    options = parse(argv, EvaluateOptions, command="evaluate", description=text, positional=["run"])
+    options = parse(argv, EvaluateOptions, command="evaluate", positional=["run"])
     console = SafeConsole(soft_wrap=True)
     corruption = options.parsed_corruption()
     if options.shift and corruption is not None:

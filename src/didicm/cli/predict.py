@@ -42,7 +42,10 @@ FIXED = ("sampler", "size", "calibration", "optimize", "compile", "trajectory", 
 
 @dataclass(frozen=True)
 class PredictOptions(PredictionOptions, AskOptions):
-    """Options of `didicm predict`.
+    """Classify images: the most probable classes, the entropy, the conformal set if calibrated.
+
+    The probabilities assume that an image shows one of the model's classes and is like the images of training; a
+    calibrated model flags images that are unlike them.
 
     Args:
         run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export (.onnx)
@@ -83,7 +86,7 @@ class PredictOptions(PredictionOptions, AskOptions):
 
 @dataclass(frozen=True)
 class ExportedOptions(PredictionOptions):
-    """Options of `didicm predict` for an exported model.
+    """Classify images by an exported model: the most probable classes, the entropy, the conformal set.
 
     Args:
         run: a file that didicm export wrote
@@ -103,16 +106,11 @@ class ExportedOptions(PredictionOptions):
 
 def main(argv: list[str]) -> int:
     """Predict all that can be read; exit code 2 when something could not."""
-    text = (
-        "Classify images: the most probable classes, the entropy, the conformal set if calibrated. The "
-        "probabilities assume that an image shows one of the model's classes and is like the images of training; "
-        "a calibrated model flags images that are unlike them."
-    )
     exported = any(argument.endswith(SUFFIX) for argument in argv)
     if exported:
         _refuse_fixed(argv)
     kind: type[PredictOptions | ExportedOptions] = ExportedOptions if exported else PredictOptions
-    options = parse(argv, kind, command="predict", description=text, positional=["run", "images"])
+    options = parse(argv, kind, command="predict", positional=["run", "images"])
     options.check()
     console, errors = SafeConsole(soft_wrap=True), SafeConsole(stderr=True, soft_wrap=True)
     predictor = options.load()

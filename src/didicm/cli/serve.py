@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServeOptions(ModelOptions):
-    """Options of `didicm serve`.
+    """Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs.
 
     Args:
         run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export (.onnx)
@@ -54,8 +54,7 @@ class ServeOptions(ModelOptions):
 
 def main(argv: list[str]) -> int:
     """Serve until stopped."""
-    text = "Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs."
-    options = parse(argv, ServeOptions, command="serve", description=text, positional=["run"])
+    options = parse(argv, ServeOptions, command="serve", positional=["run"])
     try:
         from didicm.serving.examples import find_examples
         from didicm.serving.security import Limits, find_access

@@ -15,7 +15,7 @@ from didicm.values import Few
 
 @dataclass(frozen=True)
 class NamedStudyOptions(StudyOptions):
-    """Options of `didicm study`.
+    """Run a study, from a YAML file or one of those that ship.
 
     Args:
         name: one of the studies, or a YAML file; without it they are listed
