@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from PIL import Image
 from rich.console import Console
 
 from didicm.cli.flags import parse
@@ -159,11 +158,6 @@ def show_all(
     return 2 if failed else 0
 
 
-def _upright(image: ImageRef) -> Image.Image:
-    with image.open() as opened:
-        return viewable(to_channels(opened, own_channels(opened)))
-
-
 def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> None:
     """One row per image: the image, and its most probable classes over diffusion time."""
     from didicm.report.images import Traced, trajectory_picture
@@ -175,7 +169,9 @@ def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> 
         times = [max(time, 0.0) for time, _ in prediction.trajectory or []]  # `official` ends a little below 0
         states = np.stack([probs[order] for _, probs in prediction.trajectory or []])  # (T, top)
         names = [name for name, _ in prediction.classes[:top]]
-        items.append(Traced(Path(image.name).name, _upright(image), times, states, names))
+        with image.open() as opened:
+            upright = viewable(to_channels(opened, own_channels(opened)))
+        items.append(Traced(Path(image.name).name, upright, times, states, names))
     with drawing():
         figure = trajectory_picture(items)
         save = partial(figure.savefig, dpi=120, format="png", metadata=SOFTWARE)

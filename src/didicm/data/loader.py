@@ -119,17 +119,14 @@ class Batches(Dataset[Batch]):
                     continue
                 used, image = found
                 for corruption in self.corruptions:
+                    taken = image
+                    if corruption is not None:  # as a bad camera with the network's resolution would have taken it
+                        taken = corruption(self.transform.scale_down(image), np.random.default_rng(k))
                     shown.append(used)
-                    prepared.append(self.transform.prepare(self._corrupted(image, corruption, k), k))
+                    prepared.append(self.transform.prepare(taken, k))
                     kept.append(row)
         images = to_tensor(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
         return images, torch.tensor(shown, dtype=torch.int64), key[kept]
-
-    def _corrupted(self, image: Picture, corruption: Corruptions | None, key: int) -> Picture:
-        """An image as a bad camera with the network's resolution would have taken it."""
-        if corruption is None:
-            return image
-        return corruption(self.transform.scale_down(image), np.random.default_rng(key))
 
     def _load(self, i: int, key: int, skipped: list[Skipped]) -> tuple[int, Picture] | None:
         """Load image i, or in training another of its class; notes what could not be read."""
