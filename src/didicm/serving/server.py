@@ -33,6 +33,7 @@ PAGE = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 PREDICT = yaml.safe_load((resources.files("didicm.serving") / "predict.yaml").read_text(encoding="utf-8"))
+TOLD_LIMITS = ("upload_bytes", "pixels", "images", "steps", "seconds")
 HEALTH = ("/health", "/v2/health/live", "/v2/health/ready")
 
 
@@ -91,13 +92,7 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.Lab
                 for name, engine in models.items()
             },
             "formats": image_formats(),
-            "limits": {
-                "upload_bytes": service.limits.upload_bytes,
-                "pixels": service.limits.pixels,
-                "images": service.limits.images,
-                "steps": service.limits.steps,
-                "seconds": service.limits.seconds,
-            },
+            "limits": {name: getattr(service.limits, name) for name in TOLD_LIMITS},
         }
 
     @app.get("/metrics", summary="Counts for Prometheus", response_class=PlainTextResponse)
