@@ -29,7 +29,7 @@ from didicm.data.picture import viewable
 from didicm.errors import UserError
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
 from didicm.inference.adjust import claim
-from didicm.inference.bulk import Engine, estimate_bulk, predict
+from didicm.inference.bulk import Engine, predict
 from didicm.inference.onnx import SUFFIX, OnnxPredictor
 from didicm.inference.prediction import BasePredictor, Prediction
 from didicm.text import SafeConsole
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
     predictor = options.load()
     errors.print(predictor.note)
     if options.dry_run:
-        return show_estimate(options, predictor.class_names, partial(estimate_bulk, predictor), console)
+        return show_estimate(options, predictor, console)
     if options.out is not None:
         asked = partial(predict, predictor, engine=options.engine, actors=options.actors)
         return write_rows(options, asked, errors)

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -18,9 +18,9 @@ from didicm.data.listing import NO_IMAGES, ImageRef, list_images
 from didicm.data.picture import Picture
 from didicm.errors import UserError
 from didicm.inference.adjust import read_prior, read_taxonomy
-from didicm.inference.bulk import Estimate
+from didicm.inference.bulk import estimate_bulk
 from didicm.inference.parts import BulkSettings, Parts, Tally
-from didicm.inference.prediction import Prediction, why_unreadable
+from didicm.inference.prediction import BasePredictor, Prediction, why_unreadable
 from didicm.inference.rows import Format, RowWriter
 from didicm.progress import ProgressDisplay, duration
 from didicm.text import count, readable
@@ -172,15 +172,10 @@ def write_rows(options: PredictionOptions, predict: Callable[..., Tally], consol
     return 2 if done.images and done.images == done.unreadable else 0
 
 
-def show_estimate(
-    options: PredictionOptions,
-    class_names: Sequence[str],
-    estimate: Callable[[Iterable[ImageRef], RowWriter, BulkSettings], Estimate],
-    console: Console,
-) -> int:
+def show_estimate(options: PredictionOptions, predictor: BasePredictor, console: Console) -> int:
     """Measure a few hundred images, and show what a million and a billion would take."""
-    writer = RowWriter(Parts(options.out or Path("rows"), options.format).format, class_names)
-    found = estimate(list_images(options.images, standard_input()), writer, options.settings)
+    writer = RowWriter(Parts(options.out or Path("rows"), options.format).format, predictor.class_names)
+    found = estimate_bulk(predictor, list_images(options.images, standard_input()), writer, options.settings)
     table = Table("images", "files", "size", *(count(n, "device") for n in DEVICES))
     for column in table.columns:
         column.justify = "right"
