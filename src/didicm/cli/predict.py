@@ -152,27 +152,24 @@ def show_all(
                 show(image.name, prediction, claimed, options.top, console)
         drawn += list(zip(read, predictions, strict=True))[: MOST_DRAWN - len(drawn)] if wanted else []
     if drawn and options.trajectory is not None:
-        draw(drawn, options.trajectory, options.top)
+        draw(drawn, predictor.class_names, options.trajectory, options.top)
         left = f", the first {len(drawn)} of {predicted} images" if predicted > len(drawn) else ""
         errors.print(f"trajectories: {options.trajectory}{left}")
     return 2 if failed else 0
 
 
-def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> None:
+def draw(drawn: Sequence[tuple[ImageRef, Prediction]], names: Sequence[str], path: Path, top: int) -> None:
     """One row per image: the image, and its most probable classes over diffusion time."""
     from didicm.report.images import Traced, trajectory_picture
     from didicm.report.style import drawing
 
     items = []
     for image, prediction in drawn:
-        order = np.argsort(-np.asarray(prediction.probs), kind="stable")[:top]
-        times = [max(time, 0.0) for time, _ in prediction.trajectory or []]  # `official` ends a little below 0
-        states = np.stack([probs[order] for _, probs in prediction.trajectory or []])  # (T, top)
-        names = [name for name, _ in prediction.classes[:top]]
+        times, states = zip(*prediction.trajectory or [], strict=True)
         with image.open() as opened:
             upright = viewable(to_channels(opened, own_channels(opened)))
-        items.append(Traced(Path(image.name).name, upright, times, states, names))
+        items.append(Traced(Path(image.name).name, upright, times, np.stack(states), names))
     with drawing():
-        figure = trajectory_picture(items)
+        figure = trajectory_picture(items, top=top)
         save = partial(figure.savefig, dpi=120, format="png", metadata=SOFTWARE)
         write_files(path.parent, {path.name: save})
