@@ -6,6 +6,7 @@ The machines must see the model, the images and the output under the same names.
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +39,6 @@ def predict_on_ray(
 ) -> Iterator[Tally]:
     """Predict parts on the cluster that RAY_ADDRESS names, or on this machine."""
     try:
-        import ray
         import ray.data
     except ImportError:
         raise UserError('--engine ray needs Ray: pip install "didicm[ray]"') from None
@@ -47,16 +47,8 @@ def predict_on_ray(
     if not numbers:
         return
     source, loading = predictor.origin
-    ours = not ray.is_initialized()
-    if ours:
-        try:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # a cluster that cannot be reached, a machine too busy to start one, ...
-            raise UserError(
-                f"Ray cannot be started ({reason(error)}): check RAY_ADDRESS, or leave out --engine ray"
-            ) from error
-    try:
-        found: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    with ray_session("--engine ray") as session:
+        found: Mapping[str, float] = session.cluster_resources()
         gpus = 0 if loading["device"] == "cpu" else int(found.get("GPU", 0))
         count = min(actors or gpus or int(found.get("CPU", 1)), len(numbers))
         at_once = max(1, len(numbers) // (AHEAD * count))
@@ -68,12 +60,30 @@ def predict_on_ray(
             Actor, batch_size=at_once, compute=ray.data.ActorPoolStrategy(size=count),
             fn_constructor_args=arguments, num_gpus=1 if gpus else None, num_cpus=None if gpus else 1,
         )  # fmt: skip
-        for row in done.iter_rows():
-            yield Tally(**{name: int(value) for name, value in row.items()})
-    except ray.exceptions.RayTaskError as error:
-        raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from error
-    except ray.exceptions.RayError as error:
-        raise UserError(f"the work on Ray failed ({reason(error)}): run it again to go on") from error
+        try:
+            for row in done.iter_rows():
+                yield Tally(**{name: int(value) for name, value in row.items()})
+        except ray.exceptions.RayTaskError as error:
+            raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from error
+        except ray.exceptions.RayError as error:
+            raise UserError(f"the work on Ray failed ({reason(error)}): run it again to go on") from error
+
+
+@contextmanager
+def ray_session(option: str) -> Iterator[Any]:
+    """Ray, on the cluster that RAY_ADDRESS names or on this machine; ended again unless it was there before."""
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # a cluster that cannot be reached, a machine too busy to start one, ...
+            raise UserError(
+                f"Ray cannot be started ({reason(error)}): check RAY_ADDRESS, or leave out {option}"
+            ) from error
+    try:
+        yield ray
     finally:
         if ours:
             ray.shutdown()
