@@ -68,8 +68,8 @@ def walks(folder: Path) -> dict[str, list[tuple[str, str]]]:
         "predict": command("predict", folder / "run", folder / "photo.png"),
         "compare": command("compare", "--data=fashion-mini", *compare, "--out", folder / "compare"),
     }
-    for name in tasks:  # importing is no part of a walk
-        __import__(f"didicm.cli.{name}")
+    for name in (*(f"cli.{name}" for name in tasks), "inference.predictor"):  # importing is no part of a walk
+        __import__(f"didicm.{name}")
     return {name: walk(task) for name, task in tasks.items()}
 
 

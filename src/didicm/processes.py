@@ -55,7 +55,8 @@ def held(folder: Path, name: str = LOCK, *, wait: bool = False, command: str = "
             raise HeldError(f"{folder} is in use by {_holder(handle)}: wait for it, or give another --out")
         with suppress(OSError):  # on a full disk the lock holds all the same
             os.ftruncate(handle, 0)
-            os.write(handle, _about_us(command).encode())
+            about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M")}
+            os.write(handle, json.dumps({**about, "command": command}).encode())
         yield
 
 
@@ -94,11 +95,6 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def _about_us(command: str) -> str:
-    since = time.strftime("%Y-%m-%d %H:%M")
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command})
 
 
 def _holder(handle: int) -> str:

@@ -217,6 +217,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return renamed(files.read_yaml(path, "give a YAML file of settings, with lines such as epochs: 30"))
 
 
+def read_config(path: Path) -> TrainConfig:
+    """Settings as a run stored them."""
+    try:
+        return override(TrainConfig(), read_yaml(path))
+    except UserError as error:
+        raise UserError(f"{path} is damaged ({error}): restore it, or give another --out") from error
+
+
 def to_yaml(config: TrainConfig) -> str:
     """Every setting, resolved, as the run stores it."""
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)

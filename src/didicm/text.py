@@ -31,10 +31,10 @@ def count(n: float, thing: str) -> str:
 
 
 class SafeConsole(Console):
-    """Rich's console, which takes no text for markup or emoji and passes on line breaks as the only controls."""
+    """Rich's console without markup, emoji and highlighting, which passes on line breaks as the only controls."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "emoji": False, **options})
+        super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every string that is printed comes by here, in tables too."""

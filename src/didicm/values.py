@@ -5,7 +5,7 @@ A settings class is a frozen dataclass; its fields may be other such classes, or
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 from didicm.errors import UserError, did_you_mean
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 _RENAMED = {"redraw": "label_proposal", "query": "score_time", "prediction": "parameterization"}
 
 
@@ -48,9 +49,19 @@ Amount = Annotated[int, Range(2, 1_000_000)] | Fraction  # of images: so many pe
 
 
 class Settings:
-    """A dataclass of settings: every field is checked when it is made."""
+    """A dataclass of settings: every field is checked when it is made, one inside it from names and values too."""
 
     prefix: ClassVar[str] = ""
+
+    @classmethod
+    def from_dict(cls: type[S], values: Mapping[str, Any]) -> S:
+        """Make it from names and values; what is unknown or missing is told."""
+        known = {item.name: item.default is item.default_factory is MISSING for item in fields(cls)}  # type: ignore[arg-type]
+        if unknown := next((name for name in values if name not in known), None):
+            raise UserError(f"there is no key {unknown!r}: {did_you_mean(str(unknown), known)}")
+        if missing := [name for name, needed in known.items() if needed and name not in values]:
+            raise UserError(f"{', '.join(missing)} must be given")
+        return cls(**values)
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
@@ -180,6 +191,8 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
         return value
     if kind is Any or (isinstance(kind, type) and is_dataclass(kind) and isinstance(value, kind)):
         return value
+    if isinstance(kind, type) and issubclass(kind, Settings) and isinstance(value, Mapping):
+        return kind.from_dict(value)
     if origin is Literal and value in parts and not isinstance(value, bool):
         return value
     if origin in (Union, UnionType):

@@ -9,7 +9,7 @@ from didicm.cli.__main__ import main
 from didicm.evaluation.assess import evaluate_shift
 from didicm.inference.onnx import OnnxPredictor
 from didicm.inference.predictor import Predictor
-from didicm.serving.engine import TorchEngine
+from didicm.serving.engine import Engine
 from didicm.serving.security import Limits
 from didicm.serving.service import read_image
 from tests.oracle.tiff import tiff_bytes
@@ -80,7 +80,7 @@ def test_one_image_many_images_and_an_exported_model_say_the_same(run, folder, w
 
 
 def test_a_server_reads_arrays_and_tiffs(run, folder):
-    engine = TorchEngine(Predictor.load(run))
+    engine = Engine(Predictor.load(run))
     for suffix in ("npy", "tif"):
         path = next(folder.rglob(f"*.{suffix}"))
         seen = read_image(engine, path.read_bytes(), Limits())

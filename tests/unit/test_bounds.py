@@ -132,7 +132,7 @@ def test_wrong_values_of_a_model_directory_are_named(changes, says, changed):
         ({"transform__crop_pct": 1e-12}, "transform.crop_pct must be in"),
         ({"transform__interpolation": "magic"}, "transform.interpolation must be one of"),
         ({"transform__channels": 3, "transform__mean": [], "transform__std": []}, "3 channels and the network 1"),
-        ({"transform__extra": 1}, "no 'extra'"),
+        ({"transform__extra": 1}, "no key 'extra'"),
     ],
 )
 def test_wrong_values_of_a_transform_are_named(changes, says, changed):
@@ -148,10 +148,10 @@ def test_wrong_values_of_a_transform_are_named(changes, says, changed):
         ({"temperature": float("nan")}, "temperature must be a number"),
         ({"posterior": 3}, "cannot be used"),
         ({"fitted_on": []}, "fitted_on must be"),
-        ({"conformal__lac__threshold": 7}, "threshold of a conformal rule must be in"),
-        ({"conformal__lac__alpha": "x"}, "alpha of a conformal rule must be a number"),
+        ({"conformal__lac__threshold": 7}, "conformal.threshold must be at most"),
+        ({"conformal__lac__alpha": "x"}, "conformal.alpha must be a number"),
         ({"conformal__lac__method": "aps"}, "under lac a rule of method aps"),
-        ({"conformal__lac": []}, "conformal rule"),
+        ({"conformal__lac": []}, "conformal: lac must be"),
         ({"conformal": None}, "cannot be used"),
     ],
 )
@@ -233,7 +233,7 @@ RESULT = {
         ({"num_classes": 0}, "num_classes must be at least 1"),
         ({"versions": []}, "versions must be"),
         ({"condition": {"fraction": -7}}, "fraction must be"),
-        ({"measurements": []}, "no measurements"),
+        ({"measurements": []}, "measurements is empty"),
         ({"measurements": [3]}, "is damaged"),
         (
             {"measurements": [{**MEASURED, "metrics": {"cls/Acc": "good"}}]},

@@ -61,10 +61,8 @@ def _run(command: str, arguments: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise UserError(f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}")
-    exported = command == "predict" and any(argument.endswith(".onnx") for argument in arguments)
-    name = "predict_exported" if exported else command.replace("-", "_")
     with torch_required(f"didicm {command}"):
-        return int(import_module(f"didicm.cli.{name}").main(arguments))
+        return int(import_module(f"didicm.cli.{command.replace('-', '_')}").main(arguments))
 
 
 def _help() -> str:

@@ -19,7 +19,7 @@ from didicm.text import SafeConsole
 
 @dataclass(frozen=True)
 class CalibrateOptions(LabelledOptions):
-    """Options of `didicm calibrate`.
+    """Fit a temperature, conformal sets and an outlier score on held-out images, and store them.
 
     Args:
         alpha: share of conformal sets that may miss the true class
@@ -38,8 +38,7 @@ class CalibrateOptions(LabelledOptions):
 
 def main(argv: list[str]) -> int:
     """Fit on one part of the held-out images, report on the other, store."""
-    text = "Fit a temperature, conformal sets and an outlier score on held-out images, and store them."
-    options = parse(argv, CalibrateOptions, command="calibrate", description=text, positional=["run"])
+    options = parse(argv, CalibrateOptions, command="calibrate", positional=["run"])
     console = SafeConsole(soft_wrap=True)
     if options.split == "train":
         raise UserError("--split train is what the model was trained on: calibrate on images it has not seen")
@@ -62,12 +61,12 @@ def show(calibration: Calibration, images: str, notes: list[str], console: Conso
     """What it was fitted on, and two small tables."""
     check, value = calibration.check, calibration.temperature
     count = calibration.fitted_on["images"] + check["images"]
-    console.print(f"{count} images: {images}", highlight=False)
+    console.print(f"{count} images: {images}")
     for note in notes:
-        console.print(f"note: {note}", highlight=False)
+        console.print(f"note: {note}")
     error = "overconfident" if value > 1 else "underconfident"
     effect = "posteriors stay as they are" if value == 1 else f"the model was {error}"
-    console.print(f"temperature {value:.3f}: {effect}", highlight=False)
+    console.print(f"temperature {value:.3f}: {effect}")
     table = Table(f"on the other {check['images']} images", "before", "after")
     table.add_row("NLL", *(f"{check[when]['cls/NLL']:.4f}" for when in ("before", "after")))
     table.add_row("ECE", *(percent(check[when]["cal/ECE"]) for when in ("before", "after")))
@@ -83,5 +82,4 @@ def show(calibration: Calibration, images: str, notes: list[str], console: Conso
         console.print(
             f"outlier score above {outliers.threshold:.3f}: unlike the training images, with false alarms for "
             f"{100 * outliers.false_alarms:g} % of images like these",
-            highlight=False,
         )

@@ -74,7 +74,10 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class CompareOptions(StudyOptions):
-    """Options of `didicm compare`.
+    """Train DiDiCM and standard classifiers under several conditions, and say which is better at what cost.
+
+    All have the same trunk, and every condition has several seeds. Run it again on the same --out to resume, or to
+    add to it.
 
     Args:
         out: folder for results, models and report.html
@@ -111,26 +114,13 @@ class CompareOptions(StudyOptions):
     @property
     def grid(self) -> dict[str, Any]:
         """What is compared, as arguments of `compare_study`."""
-        names = [
-            "methods",
-            "resolutions",
-            "fractions",
-            "corruptions",
-            "label_noises",
-            "seeds",
-            "recipe",
-            "settings",
-        ]
-        return {name: getattr(self, name) for name in names}
+        axes = ("methods", "resolutions", "fractions", "corruptions", "label_noises")
+        return {name: getattr(self, name) for name in (*axes, "seeds", "recipe", "settings")}
 
 
 def main(argv: list[str]) -> int:
     """Run what is left of the comparison, then print and write what it shows."""
-    text = (
-        "Train DiDiCM and standard classifiers on the same trunk, over a grid of conditions and seeds, and say "
-        "which is better at what cost. Run it again on the same --out to resume, or to add to it."
-    )
-    options = parse(argv, CompareOptions, command="compare", description=text)
+    options = parse(argv, CompareOptions, command="compare")
     console = SafeConsole(soft_wrap=True)
     if options.report_only:
         report = write_report(options.out)
@@ -193,7 +183,7 @@ def show_plan(study: Study, out: Path, tflops: float | None, console: Console, *
         counts = f"{need.parameters / 1e6:.2f}", f"{need.multiply_adds / 1e6:,.1f}"
         takes = duration(need.seconds(speed)), f"{need.memory / 1e6:,.0f}"
         table.add_row(str(run.method), str(run.condition), str(run.config.epochs), *counts, *takes)
-    console.print(f"{study.title}\n{study.question}\n", markup=False)
+    console.print(f"{study.title}\n{study.question}\n")
     (console if console.is_terminal else SafeConsole(width=160)).print(table)
     names = "; ".join(spec.name for spec in study.samplers) or "as in its recipe"
     precision = next(iter(runs.values())).config.run.precision
@@ -207,8 +197,6 @@ def show_plan(study: Study, out: Path, tflops: float | None, console: Console, *
         f"on one device at {speed:g} TFLOP/s (--tflops); memory: of a training, per device ({precision})\n"
         f"in total {duration(seconds)} on one device and {disk / 1e9:,.2f} GB on disk{length}\n"
         f"results would be in {out}; nothing was written (--dry-run)",
-        markup=False,
-        highlight=False,
     )
 
 
@@ -220,4 +208,4 @@ def show_report(report: Report, console: Console, tables: int | None = None) -> 
         wide.print(table.to_rich(wide.width))
     places = [f"report: {os.path.abspath(report.path)}", f"numbers: {report.path.parent / RESULTS}"]
     for line in ("", *report.verdict, "", *places):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)

@@ -58,7 +58,7 @@ SCORES = {"exact score: all error is the solver's": 0.0, "noisy score: as a netw
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of `didicm demo`.
+    """Compare a standard classifier with DiDiCM on less and less informative images, in under five minutes.
 
     Args:
         out: folder for results and report
@@ -75,9 +75,8 @@ def main(argv: list[str]) -> int:
     """Run the comparison, or with --solvers the demonstration of the solvers without training."""
     if "--solvers" in argv:
         return show_solvers([argument for argument in argv if argument != "--solvers"])
-    text = "Compare a standard classifier with DiDiCM on less and less informative images, in under five minutes."
-    options = parse(argv, DemoOptions, command="demo", description=text)
-    console = SafeConsole(soft_wrap=True, highlight=False)
+    options = parse(argv, DemoOptions, command="demo")
+    console = SafeConsole(soft_wrap=True)
     study = replace(
         compare_study(methods=METHODS, seeds=options.seeds, settings=SETTINGS),
         title="DiDiCM against a standard classifier: the demo",
@@ -100,7 +99,7 @@ def main(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class SolverOptions:
-    """Options of `didicm demo --solvers`.
+    """Show how each solver recovers a known posterior from exact and from noisy scores.
 
     Args:
         out: where to save the picture
@@ -117,8 +116,7 @@ class SolverOptions:
 
 def show_solvers(argv: list[str]) -> int:
     """Measure, draw, and say where the picture is."""
-    text = "Show how each solver recovers a known posterior from exact and from noisy scores."
-    options = parse(argv, SolverOptions, command="demo --solvers", description=text)
+    options = parse(argv, SolverOptions, command="demo --solvers")
     check_replaceable(options.out, is_our_picture, "--out", force=options.force)
     console = SafeConsole()
     torch.manual_seed(0)

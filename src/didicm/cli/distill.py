@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from didicm.cli.flags import read_flags, show_help
-from didicm.cli.train import TrainOptions, carry_out, holds_run, read_stored, resolve
+from didicm.cli.train import TrainOptions, carry_out, holds_run, resolve
 from didicm.errors import UserError
-from didicm.settings import TrainConfig
+from didicm.settings import TrainConfig, read_config
+from didicm.training.loop import CONFIG
 from didicm.values import coerce, flatten, override, setting_types
 
 
@@ -53,7 +54,7 @@ def student_settings(teacher: str, options: DistillOptions, given: Mapping[str, 
         raise UserError(
             f"{teacher} is not a run whose settings a student could take: add --recipe or --config, and --data"
         )
-    base = read_stored(Path(teacher)) if of_run else resolve(options, {})
+    base = read_config(Path(teacher) / CONFIG) if of_run else resolve(options, {})
     changes: dict[str, Any] = {"teacher": teacher, "out": ""}
     if of_run:
         changes["model_args"] = {"weights": teacher if same else None}

@@ -27,7 +27,7 @@ POOR = 0.8  # accuracy below which most doubts are likely to be the model's mist
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Options of `didicm doctor`.
+    """Scan images before training: unreadable files, tiny classes, imbalance, duplicates, sizes.
 
     Args:
         data: where the images are, as for didicm train --data
@@ -50,8 +50,7 @@ class DoctorOptions:
 
 def main(argv: list[str]) -> int:
     """Examine the data, print the findings; exit code 1 when there are problems."""
-    text = "Scan images before training: unreadable files, tiny classes, imbalance, duplicates, sizes."
-    options = parse(argv, DoctorOptions, command="doctor", description=text, positional=["data"])
+    options = parse(argv, DoctorOptions, command="doctor", positional=["data"])
     console = SafeConsole(soft_wrap=True)
     if options.labels is not None and Path(options.labels).is_dir():
         raise UserError(
@@ -92,7 +91,7 @@ def main(argv: list[str]) -> int:
                 "To check them, train with those images held out; without a validation split, --seed chooses which"
             )
         for line in (*told, *_first([str(suspect) for suspect in suspects.found], MOST_SUSPECTS)):
-            console.print(readable(line), highlight=False)
+            console.print(readable(line))
     for part in render(findings):
         console.print(part)
     return 1 if findings.problems else 0

@@ -9,7 +9,9 @@ from didicm.text import SafeConsole
 
 @dataclass(frozen=True)
 class EnsembleOptions:
-    """Options of `didicm ensemble`.
+    """Make one model of several: its posterior is the mean of theirs.
+
+    It is used as any other model.
 
     Args:
         runs: runs (their best models), model directories, or hf://owner/name
@@ -22,10 +24,9 @@ class EnsembleOptions:
 
 def main(argv: list[str]) -> int:
     """Write the ensemble and say what is known of it."""
-    text = "Make one model of several: its posterior is the mean of theirs. It is used as any other model."
-    options = parse(argv, EnsembleOptions, command="ensemble", description=text, positional=["runs"])
+    options = parse(argv, EnsembleOptions, command="ensemble", positional=["runs"])
     notes = ensemble(options.runs, options.out)
-    console = SafeConsole(soft_wrap=True, highlight=False)
+    console = SafeConsole(soft_wrap=True)
     console.print(f"ensemble of {len(options.runs)} models written to {options.out}")
     for note in notes:
         console.print(f"note: {note}")

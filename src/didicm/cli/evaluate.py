@@ -36,7 +36,7 @@ TITLES = {"cls/Acc": "accuracy", "cls/NLL": "NLL, in nats", "cal/ECE": "ECE", UN
 
 @dataclass(frozen=True)
 class EvaluateOptions(LabelledOptions):
-    """Options of `didicm evaluate`.
+    """Measure a model on labelled images: metrics with intervals, cost, a table by class.
 
     Args:
         out: where to store the results; by default RUN/evaluation/DATA
@@ -78,8 +78,7 @@ class EvaluateOptions(LabelledOptions):
 
 def main(argv: list[str]) -> int:
     """Evaluate, show, store."""
-    text = "Measure a model on labelled images: metrics with intervals, cost, a table by class."
-    options = parse(argv, EvaluateOptions, command="evaluate", description=text, positional=["run"])
+    options = parse(argv, EvaluateOptions, command="evaluate", positional=["run"])
     console = SafeConsole(soft_wrap=True)
     corruption = options.parsed_corruption()
     if options.shift and corruption is not None:
@@ -98,8 +97,8 @@ def main(argv: list[str]) -> int:
     console.print(metrics_table(result))
     console.print(class_table(result.classes))
     for note in result.notes:
-        console.print(f"note: {note}", highlight=False)
-    console.print(f"posteriors, metrics and classes: {folder}/", highlight=False)
+        console.print(f"note: {note}")
+    console.print(f"posteriors, metrics and classes: {folder}/")
     return 0
 
 
@@ -123,17 +122,17 @@ def measure_shift(model: StoredModel, folder: Path, options: EvaluateOptions, co
     for metric in shift.clean:
         console.print(shift_table(shift, metric))
     for note in test.notes:
-        console.print(f"note: {note}", highlight=False)
-    console.print(f"numbers and plot: {folder / NUMBERS}, {picture}", highlight=False)
+        console.print(f"note: {note}")
+    console.print(f"numbers and plot: {folder / NUMBERS}, {picture}")
     return 0
 
 
 def _tell(images: int, described: str, note: str, skipped: Sequence[str], console: Console) -> None:
     """Which images were measured, and which could not be read."""
-    console.print(f"{count(images, 'image')}: {described}; {note}", highlight=False)
+    console.print(f"{count(images, 'image')}: {described}; {note}")
     if skipped:
         unreadable = count(len(skipped), "unreadable image")
-        console.print(f"skipped {unreadable}, the first: {skipped[0]}", highlight=False)
+        console.print(f"skipped {unreadable}, the first: {skipped[0]}")
 
 
 def store(

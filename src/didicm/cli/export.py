@@ -19,7 +19,7 @@ SUFFIXES = {"onnx": SUFFIX, "torch": ".pt2"}
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of `didicm export`.
+    """Write a model as one graph: 8-bit images in, posterior out, checked against PyTorch from image files.
 
     Args:
         run: a run (its best model), a model directory, or hf://owner/name
@@ -44,8 +44,7 @@ class ExportOptions:
 
 def main(argv: list[str]) -> int:
     """Export, check, say what was written."""
-    text = "Write a model as one graph: 8-bit images in, posterior out, checked against PyTorch from image files."
-    options = parse(argv, ExportOptions, command="export", description=text, positional=["run"])
+    options = parse(argv, ExportOptions, command="export", positional=["run"])
     if options.out.suffix != SUFFIXES[options.format]:
         raise UserError(f"--out {options.out} must end in .onnx, or in .pt2 with --format torch")
     check_replaceable(options.out, is_exported, "--out", force=options.force)
@@ -55,6 +54,5 @@ def main(argv: list[str]) -> int:
     SafeConsole(soft_wrap=True).print(
         f"{made.path}: {made.path.stat().st_size / 1e6:.1f} MB; {made.note}\n"
         f"from image files, in batches of {batches}, it differs from PyTorch by at most {made.difference:.1g}",
-        highlight=False,
     )
     return 0

@@ -21,20 +21,21 @@ T = TypeVar("T")
 
 
 def parse(
-    argv: Sequence[str], options: type[T], *, command: str, description: str, positional: Sequence[str] = ()
+    argv: Sequence[str], options: type[T], *, command: str, positional: Sequence[str] = (), description: str = ""
 ) -> T:
     """Read a command's arguments into its options; --help shows them and exits.
 
     Args:
         argv: what follows the command.
-        options: a flat dataclass; its docstring's Args are the help, a field without a default must be given.
+        options: a flat dataclass, whose docstring is the help; a field without a default must be given.
         command: name of the command.
-        description: what it does.
         positional: fields that are given without a name; the last one takes all that are left if it is a tuple.
+        description: what the command does, if the docstring cannot say it.
     """
     kinds = field_types(options)
     given, rest = read_flags(argv, kinds, command)
     if given.pop("help", False):
+        description = description or " ".join((options.__doc__ or "").partition("Args:\n")[0].split())
         print(show_help(command, description, options, positional=positional))
         sys.exit(0)
     for i, name in enumerate(positional):

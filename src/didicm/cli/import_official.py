@@ -17,7 +17,7 @@ from didicm.text import SafeConsole
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Options of `didicm import-official`.
+    """Convert a .pth.tar of the authors' released code into a model directory.
 
     Args:
         file: the .pth.tar file
@@ -36,12 +36,9 @@ class ImportOptions:
 
 def main(argv: list[str]) -> int:
     """Convert and say what came out."""
-    text = "Convert a .pth.tar of the authors' released code into a model directory."
-    options = parse(argv, ImportOptions, command="import-official", description=text, positional=["file"])
-    for name in (
-        CONFIG,
-        WEIGHTS,
-    ):  # a model that was trained looks like one that was imported: neither is replaced
+    options = parse(argv, ImportOptions, command="import-official", positional=["file"])
+    # A model that was trained looks like one that was imported: neither is replaced.
+    for name in (CONFIG, WEIGHTS):
         if os.path.lexists(options.out / name) and not options.force:
             raise UserError(f"{options.out} already holds {name}: give another --out, or replace it with --force")
     classifier, training = read_official(options.file, options.weights)

@@ -14,7 +14,7 @@ from didicm.values import Natural, Pixels, Range
 
 @dataclass(frozen=True)
 class ModelsOptions:
-    """Options of `didicm models`.
+    """List the networks with their parameters and multiply-adds for one image.
 
     Args:
         size: image size in pixels
@@ -31,8 +31,7 @@ class ModelsOptions:
 
 def main(argv: list[str]) -> int:
     """Print one line per network."""
-    text = "List the networks with their parameters and multiply-adds for one image."
-    options = parse(argv, ModelsOptions, command="models", description=text)
+    options = parse(argv, ModelsOptions, command="models")
     table = Table("model", "parameters", "one call", f"{options.steps} calls", "kind")
     for column in table.columns[1:4]:
         column.justify = "right"

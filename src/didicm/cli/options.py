@@ -113,7 +113,7 @@ def hint_corruption(model: "StoredModel", corruption: str | None, console: Conso
     trained = model.training
     if trained is not None and trained.corrupt_eval and corruption is None:
         same = f"--corruption {quoted(trained.corrupt_eval)}"
-        console.print(f"note: training validated on corrupted images: {same} does the same", highlight=False)
+        console.print(f"note: training validated on corrupted images: {same} does the same")
 
 
 def percent(value: float) -> str:

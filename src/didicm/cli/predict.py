@@ -1,16 +1,19 @@
-"""`didicm predict`: what is on images, how sure the model is, and how it came to that."""
+"""`didicm predict`: what is on images, how sure the model is, and how it came to that.
+
+An exported model (.onnx) is run by ONNX Runtime, without PyTorch; how it is asked was fixed at export.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
-import torch
-from PIL import Image
+import numpy as np
 from rich.console import Console
 
 from didicm.cli.flags import parse
-from didicm.cli.options import AskOptions
+from didicm.cli.options import WORKERS, AskOptions
 from didicm.cli.predictions import (
     PredictionOptions,
     read_batches,
@@ -25,19 +28,23 @@ from didicm.data.listing import ImageRef, list_images
 from didicm.data.picture import viewable
 from didicm.errors import UserError
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
-from didicm.inference.adjust import claim, read_prior, read_taxonomy
-from didicm.inference.bulk import Engine, estimate_bulk, predict
-from didicm.inference.prediction import Prediction
-from didicm.inference.predictor import Predictor
+from didicm.inference.adjust import claim
+from didicm.inference.bulk import Engine, predict
+from didicm.inference.onnx import SUFFIX, OnnxPredictor
+from didicm.inference.prediction import BasePredictor, Prediction
 from didicm.text import SafeConsole
 from didicm.values import Natural
 
 MOST_DRAWN = 12  # images in a picture of trajectories
+FIXED = ("sampler", "size", "calibration", "optimize", "compile", "trajectory", "engine", "actors")  # at export
 
 
 @dataclass(frozen=True)
 class PredictOptions(PredictionOptions, AskOptions):
-    """Options of `didicm predict`.
+    """Classify images: the most probable classes, the entropy, the conformal set if calibrated.
+
+    The probabilities assume that an image shows one of the model's classes and is like the images of training; a
+    calibrated model flags images that are unlike them.
 
     Args:
         run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export (.onnx)
@@ -64,53 +71,79 @@ class PredictOptions(PredictionOptions, AskOptions):
         if self.actors is not None and self.engine != "ray":
             raise UserError("--actors is for Ray: add --engine ray, or omit --actors")
 
+    def load(self) -> BasePredictor:
+        """Load the model."""
+        from didicm.inference.predictor import Predictor  # it needs PyTorch, and exported models do without
+
+        asked: dict[str, Any] = {"calibrated": self.calibration, "size": self.size, **self.sampler}
+        asked |= {"optimize": self.optimize, "compile": self.compile}
+        predictor = Predictor.load(self.run, self.device, **asked, **self.adjusting)
+        if self.trajectory is not None:
+            predictor.check_trajectory()
+        return predictor
+
+
+@dataclass(frozen=True)
+class ExportedOptions(PredictionOptions):
+    """Classify images by an exported model: the most probable classes, the entropy, the conformal set.
+
+    Args:
+        run: a file that didicm export wrote
+        device: cpu or cuda; auto takes a GPU if ONNX Runtime can use one
+        workers: threads that decode images
+    """
+
+    workers: Natural = WORKERS
+    trajectory: ClassVar[Path | None] = None
+    engine: ClassVar[Engine] = "local"
+    actors: ClassVar[int | None] = None
+
+    def load(self) -> BasePredictor:
+        """Load the model."""
+        return OnnxPredictor.load(self.run, self.device, **self.adjusting)
+
 
 def main(argv: list[str]) -> int:
     """Predict all that can be read; exit code 2 when something could not."""
-    text = (
-        "Classify images: the most probable classes, the entropy, the conformal set if calibrated. The "
-        "probabilities assume that an image shows one of the model's classes and is like the images of training; "
-        "a calibrated model flags images that are unlike them."
-    )
-    options = parse(argv, PredictOptions, command="predict", description=text, positional=["run", "images"])
+    exported = any(argument.endswith(SUFFIX) for argument in argv)
+    if exported:
+        _refuse_fixed(argv)
+    kind: type[PredictOptions | ExportedOptions] = ExportedOptions if exported else PredictOptions
+    options = parse(argv, kind, command="predict", positional=["run", "images"])
     options.check()
     console, errors = SafeConsole(soft_wrap=True), SafeConsole(stderr=True, soft_wrap=True)
-    predictor = Predictor.load(
-        options.run,
-        options.device,
-        calibrated=options.calibration,
-        size=options.size,
-        conformal=options.conformal,
-        optimize=options.optimize,
-        compile=options.compile,
-        classes=options.classes,
-        prior=read_prior(options.prior),
-        taxonomy=read_taxonomy(options.taxonomy),
-        **options.sampler,
-    )
-    if options.trajectory is not None:
-        predictor.check_trajectory()
-    errors.print(predictor.note, highlight=False)
+    predictor = options.load()
+    errors.print(predictor.note)
     if options.dry_run:
-        return show_estimate(options, predictor.class_names, partial(estimate_bulk, predictor), console)
+        return show_estimate(options, predictor, console)
     if options.out is not None:
         asked = partial(predict, predictor, engine=options.engine, actors=options.actors)
         return write_rows(options, asked, errors)
     return show_all(predictor, options, console, errors)
 
 
-def show_all(predictor: Predictor, options: PredictOptions, console: Console, errors: Console) -> int:
+def _refuse_fixed(argv: Sequence[str]) -> None:
+    for flag in (argument.partition("=")[0] for argument in argv if argument.startswith("--")):
+        if flag[2:].removeprefix("no-").partition(".")[0] in FIXED:
+            raise UserError(
+                f"an exported model answers as it was exported: leave out {flag}, or give the run itself"
+            )
+
+
+def show_all(
+    predictor: BasePredictor, options: PredictOptions | ExportedOptions, console: Console, errors: Console
+) -> int:
     """Print every prediction; exit code 2 when an image could not be read."""
     failed, predicted = 0, 0
     drawn: list[tuple[ImageRef, Prediction]] = []
     images = list_images(options.images, standard_input())
     claimed = claim(predictor.rule, predictor.adjustment)
-    for read, seen, unreadable in read_batches(images, options.batch_size, predictor.model.transform):
+    for read, seen, unreadable in read_batches(images, options.batch_size, predictor.see):
         failed += unreadable
         if not seen:
             continue
         wanted = options.trajectory is not None and len(drawn) < MOST_DRAWN
-        predictions = predictor.predict_batch(torch.stack(seen), trajectory=wanted)
+        predictions = predictor.predict_batch(seen, trajectory=wanted)
         predicted += len(predictions)
         for image, prediction in zip(read, predictions, strict=True):
             if options.json:
@@ -119,30 +152,24 @@ def show_all(predictor: Predictor, options: PredictOptions, console: Console, er
                 show(image.name, prediction, claimed, options.top, console)
         drawn += list(zip(read, predictions, strict=True))[: MOST_DRAWN - len(drawn)] if wanted else []
     if drawn and options.trajectory is not None:
-        draw(drawn, options.trajectory, options.top)
+        draw(drawn, predictor.class_names, options.trajectory, options.top)
         left = f", the first {len(drawn)} of {predicted} images" if predicted > len(drawn) else ""
-        errors.print(f"trajectories: {options.trajectory}{left}", highlight=False)
+        errors.print(f"trajectories: {options.trajectory}{left}")
     return 2 if failed else 0
 
 
-def _upright(image: ImageRef) -> Image.Image:
-    with image.open() as opened:
-        return viewable(to_channels(opened, own_channels(opened)))
-
-
-def draw(drawn: Sequence[tuple[ImageRef, Prediction]], path: Path, top: int) -> None:
+def draw(drawn: Sequence[tuple[ImageRef, Prediction]], names: Sequence[str], path: Path, top: int) -> None:
     """One row per image: the image, and its most probable classes over diffusion time."""
     from didicm.report.images import Traced, trajectory_picture
     from didicm.report.style import drawing
 
     items = []
     for image, prediction in drawn:
-        order = prediction.probs.argsort(descending=True, stable=True)[:top]
-        times = [max(time, 0.0) for time, _ in prediction.trajectory or []]  # `official` ends a little below 0
-        states = torch.stack([probs[order] for _, probs in prediction.trajectory or []]).numpy()  # (T, top)
-        names = [name for name, _ in prediction.classes[:top]]
-        items.append(Traced(Path(image.name).name, _upright(image), times, states, names))
+        times, states = zip(*prediction.trajectory or [], strict=True)
+        with image.open() as opened:
+            upright = viewable(to_channels(opened, own_channels(opened)))
+        items.append(Traced(Path(image.name).name, upright, times, np.stack(states), names))
     with drawing():
-        figure = trajectory_picture(items)
+        figure = trajectory_picture(items, top=top)
         save = partial(figure.savefig, dpi=120, format="png", metadata=SOFTWARE)
         write_files(path.parent, {path.name: save})

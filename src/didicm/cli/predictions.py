@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,10 @@ from didicm.cli.options import WORKERS, percent
 from didicm.data.listing import NO_IMAGES, ImageRef, list_images
 from didicm.data.picture import Picture
 from didicm.errors import UserError
-from didicm.inference.parts import BulkSettings, Estimate, Parts, Tally
-from didicm.inference.prediction import Prediction, why_unreadable
+from didicm.inference.adjust import read_prior, read_taxonomy
+from didicm.inference.bulk import estimate_bulk
+from didicm.inference.parts import BulkSettings, Parts, Tally
+from didicm.inference.prediction import BasePredictor, Prediction, why_unreadable
 from didicm.inference.rows import Format, RowWriter
 from didicm.progress import ProgressDisplay, duration
 from didicm.text import count, readable
@@ -106,6 +108,16 @@ class PredictionOptions:
         return "parquet" if self.parquet else "csv" if self.csv else None
 
     @property
+    def adjusting(self) -> dict[str, Any]:
+        """Sets, classes, prior and taxonomy, as a predictor takes them."""
+        return {
+            "conformal": self.conformal,
+            "classes": self.classes,
+            "prior": read_prior(self.prior),
+            "taxonomy": read_taxonomy(self.taxonomy),
+        }
+
+    @property
     def settings(self) -> BulkSettings:
         """What a row says, and how the work is cut."""
         return BulkSettings(self.top, self.all_probs, self.part_size, self.batch_size, self.workers)
@@ -156,19 +168,14 @@ def write_rows(options: PredictionOptions, predict: Callable[..., Tally], consol
             progress=progress,
             force=options.force,
         )
-    console.print(tell_rows(options.out, done), highlight=False)
+    console.print(tell_rows(options.out, done))
     return 2 if done.images and done.images == done.unreadable else 0
 
 
-def show_estimate(
-    options: PredictionOptions,
-    class_names: Sequence[str],
-    estimate: Callable[[Iterable[ImageRef], RowWriter, BulkSettings], Estimate],
-    console: Console,
-) -> int:
+def show_estimate(options: PredictionOptions, predictor: BasePredictor, console: Console) -> int:
     """Measure a few hundred images, and show what a million and a billion would take."""
-    writer = RowWriter(Parts(options.out or Path("rows"), options.format).format, class_names)
-    found = estimate(list_images(options.images, standard_input()), writer, options.settings)
+    writer = RowWriter(Parts(options.out or Path("rows"), options.format).format, predictor.class_names)
+    found = estimate_bulk(predictor, list_images(options.images, standard_input()), writer, options.settings)
     table = Table("images", "files", "size", *(count(n, "device") for n in DEVICES))
     for column in table.columns:
         column.justify = "right"
@@ -181,7 +188,6 @@ def show_estimate(
         f"{1e3 * found.decoding:.1f} ms to decode one, {1e3 * found.network:.1f} ms to predict it; "
         f"{count(options.workers, 'worker')} per device to decode images; files for --part-size "
         f"{options.part_size}",
-        highlight=False,
     )
     return 0
 
@@ -233,4 +239,4 @@ def show(image: str, prediction: Prediction, claimed: str | None, top: int, cons
             f"; unlike the training images (outlier score {prediction.outlier_score:.2f}): do not rely on these "
             "probabilities, and no set of classes is sure to hold the truth"
         )
-    console.print(text, highlight=False)
+    console.print(text)

@@ -9,7 +9,9 @@ from didicm.text import SafeConsole
 
 @dataclass(frozen=True)
 class PushOptions:
-    """Options of `didicm push`.
+    """Upload a model to the Hugging Face hub, with its calibration and a card.
+
+    Log in first: hf auth login.
 
     Args:
         run: a run (its best model) or a model directory
@@ -24,10 +26,9 @@ class PushOptions:
 
 def main(argv: list[str]) -> int:
     """Upload, say what and where."""
-    text = "Upload a model to the Hugging Face hub, with its calibration and a card. Log in first: hf auth login."
-    options = parse(argv, PushOptions, command="push", description=text, positional=["run", "destination"])
+    options = parse(argv, PushOptions, command="push", positional=["run", "destination"])
     pushed = push(options.run, options.destination, private=options.private)
-    console = SafeConsole(soft_wrap=True, highlight=False)
+    console = SafeConsole(soft_wrap=True)
     console.print(f"{pushed.address}: {', '.join(sorted(pushed.files))}")
     for note in pushed.notes:
         console.print(f"note: {note}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServeOptions(ModelOptions):
-    """Options of `didicm serve`.
+    """Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs.
 
     Args:
         run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export (.onnx)
@@ -54,8 +54,7 @@ class ServeOptions(ModelOptions):
 
 def main(argv: list[str]) -> int:
     """Serve until stopped."""
-    text = "Serve a model over HTTP: POST /predict, a page to try it, and routes for other programs."
-    options = parse(argv, ServeOptions, command="serve", description=text, positional=["run"])
+    options = parse(argv, ServeOptions, command="serve", positional=["run"])
     try:
         from didicm.serving.examples import find_examples
         from didicm.serving.security import Limits, find_access
@@ -73,7 +72,7 @@ def main(argv: list[str]) -> int:
     )
     access = find_access(options.host, options.token_file, options.allow_anonymous)
     listening = open_socket(options.host, options.port)
-    console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
+    console = SafeConsole(stderr=True, soft_wrap=True)
     name = model_name(options.run)
     models = {name: open_engine(options.run, options, console)}
     if options.baseline is not None:
@@ -93,7 +92,7 @@ def main(argv: list[str]) -> int:
 def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine":
     """Load a model, an exported one without PyTorch; settings of sampler and size are not for the baseline."""
     from didicm.inference.onnx import SUFFIX, OnnxPredictor
-    from didicm.serving.engine import OnnxEngine, TorchEngine
+    from didicm.serving.engine import Engine
 
     settings = options.sampler if source == options.run else {}
     size = options.size if source == options.run else None
@@ -103,7 +102,7 @@ def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine
             raise UserError(f"{source} answers as it was exported: leave out {named}")
         exported = OnnxPredictor.load(source, options.device, conformal=options.conformal)
         console.print(exported.note)
-        return OnnxEngine(exported)
+        return Engine(exported)
     from didicm.inference.predictor import Predictor
 
     predictor = Predictor.load(
@@ -116,7 +115,7 @@ def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine
         **settings,
     )
     console.print(f"{model_name(source)}: {predictor.note}")
-    return TorchEngine(predictor)
+    return Engine(predictor)
 
 
 def model_name(source: str) -> str:

@@ -15,7 +15,7 @@ from didicm.values import Few
 
 @dataclass(frozen=True)
 class NamedStudyOptions(StudyOptions):
-    """Options of `didicm study`.
+    """Run a study, from a YAML file or one of those that ship.
 
     Args:
         name: one of the studies, or a YAML file; without it they are listed
@@ -38,10 +38,10 @@ def main(argv: list[str]) -> int:
         "Run it again to resume. Studies in the same --out share the networks that they have in common."
     )
     options = parse(argv, NamedStudyOptions, command="study", description=text, positional=["name"])
-    console = SafeConsole(soft_wrap=True, highlight=False)
+    console = SafeConsole(soft_wrap=True)
     if not options.name:
         for name in list_studies():
-            console.print(f"{name:22}{load_study(name).question}", markup=False)
+            console.print(f"{name:22}{load_study(name).question}")
         return 0
     study = load_study(options.name)
     if options.tune is not None:

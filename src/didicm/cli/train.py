@@ -11,7 +11,15 @@ from rich.table import Table
 
 from didicm.cli.flags import read_flags, show_help
 from didicm.errors import UserError
-from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, load_recipe, read_yaml, recipes, to_yaml
+from didicm.settings import (
+    CHANGEABLE_ON_RESUME,
+    TrainConfig,
+    load_recipe,
+    read_config,
+    read_yaml,
+    recipes,
+    to_yaml,
+)
 from didicm.text import SafeConsole, count, quoted
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric, works_behind
@@ -102,7 +110,7 @@ def is_finished(folder: Path, config: TrainConfig) -> bool:
     if not has_state(folder):
         return False
     progress = load_state(folder)[0]
-    return progress.finished and config.epochs == (progress.epochs or read_stored(folder).epochs)
+    return progress.finished and config.epochs == (progress.epochs or read_config(folder / CONFIG).epochs)
 
 
 def resolve(options: TrainOptions, given: Mapping[str, Any]) -> TrainConfig:
@@ -122,7 +130,7 @@ def stated(options: TrainOptions, given: Mapping[str, Any]) -> list[str]:
 
 def resume(folder: Path, asked: TrainConfig, names: Sequence[str], *, extend: bool) -> TrainConfig:
     """Settings to go on with: the stored ones; a setting that was stated must be the same."""
-    stored = read_stored(folder)
+    stored = read_config(folder / CONFIG)
     old, new = flatten(stored), flatten(asked)
     wanted = {name: new[name] for name in names if new[name] != old[name] and name != "out"}
     changes = {name: wanted.pop(name) for name in CHANGEABLE_ON_RESUME if name in wanted}
@@ -142,14 +150,6 @@ def resume(folder: Path, asked: TrainConfig, names: Sequence[str], *, extend: bo
             f"resume it with just --out {quoted(folder)}, or give another --out"
         )
     return replace(override(stored, changes), out=str(folder))
-
-
-def read_stored(folder: Path) -> TrainConfig:
-    """Settings of a run that exists."""
-    try:
-        return override(TrainConfig(), read_yaml(folder / CONFIG))
-    except UserError as error:
-        raise UserError(f"{folder / CONFIG} is damaged ({error}): restore it, or give another --out") from error
 
 
 def show_plan(config: TrainConfig, console: Console) -> None:
@@ -176,6 +176,6 @@ def show_plan(config: TrainConfig, console: Console) -> None:
         + (f", and {SNAPSHOTS}/ at the end" if config.optimizer.snapshots else ""),
     }.items():
         table.add_row(name, value)
-    console.print(to_yaml(config), highlight=False, end="")
+    console.print(to_yaml(config), end="")
     console.print(table)
     console.print("nothing was written (--dry-run)")

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from didicm.data.randomness import keys, preserved
 from didicm.data.sources import Data, shared_groups
 from didicm.data.transforms import TrainTransform, to_tensor
 from didicm.files import SOFTWARE, write_files
-from didicm.text import quoted
+from didicm.text import count, quoted
 
 # Images, in the widest sense, of kinds that we do not open.
 UNSUPPORTED = frozenset((
@@ -61,8 +61,7 @@ class SplitFindings:
     @property
     def imbalance(self) -> float:
         """Images of the largest class per image of the smallest that has any."""
-        counts = [count for count in self.counts.values() if count]
-        return max(counts) / min(counts) if counts else 1.0
+        return _imbalance(self.counts.values())
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,13 @@ class Findings:
             found.append("fewer than two classes have training images; add some")
         for name, split in (("training", self.train), ("validation", self.val)):
             if split and split.unreadable:
-                found.append(f"{_count(split.unreadable, f'unreadable {name}')} to repair or remove")
+                found.append(f"{count(len(split.unreadable), f'unreadable {name} image')} to repair or remove")
         if self.train.empty:
             found.append(f"no training images of {some(self.train.empty)}; add images or remove the class")
         if self.leaks:
-            found.append(f"{_count(self.leaks, 'validation')} duplicated in training; remove one of each pair")
+            found.append(
+                f"{count(len(self.leaks), 'validation image')} duplicated in training; remove one of each pair"
+            )
         if self.shared_groups:
             found.append(
                 f"training and validation share the groups {some(self.shared_groups)}; keep each on one side"
@@ -121,8 +122,7 @@ class Findings:
     def imbalance(self) -> float:
         """Images of the largest class per image of the smallest that has any, over all splits."""
         both = [split.counts for split in (self.train, self.val) if split is not None]
-        counts = [count for name in self.train.counts if (count := sum(split[name] for split in both))]
-        return max(counts) / min(counts) if counts else 1.0
+        return _imbalance(sum(split[name] for split in both) for name in self.train.counts)
 
     @property
     def verdict(self) -> str:
@@ -240,8 +240,9 @@ def spread(values: list[int]) -> tuple[int, int, int]:
     return (min(values), int(np.median(values)), max(values)) if values else (0, 0, 0)
 
 
-def _count(images: Sized, split: str) -> str:
-    return f"{len(images)} {split} image{'s' if len(images) > 1 else ''}"
+def _imbalance(counts: Iterable[int]) -> float:
+    some = list(filter(None, counts))
+    return max(some) / min(some) if some else 1.0
 
 
 def _views(image: Picture, transform: TrainTransform, key: np.ndarray) -> list[Picture]:

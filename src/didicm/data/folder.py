@@ -10,7 +10,7 @@ import numpy as np
 
 from didicm.data.decode import open_image
 from didicm.data.images import DataError, ImageSet, normalise, readable, sort_names
-from didicm.data.index import Listing, Strings, last_change, list_once
+from didicm.data.index import FolderListing, Strings, last_change, list_once
 from didicm.data.picture import Picture
 
 # The names timm accepts for splits, and `test`. The first that exists is used.
@@ -25,19 +25,26 @@ EXTENSIONS = frozenset((
 ARRAY = ".npy"  # an image where a folder holds no others: beside images it is likely to be something about them
 
 
-class FolderSet(ImageSet):
-    """Images below class folders."""
+class PathSet(ImageSet):
+    """Images in files of their own below a folder."""
 
-    def __init__(self, root: Path, index: Path | None = None) -> None:
-        self.root = root
-        listing = list_once(root, index, _scan)
-        self.class_names, self.labels, self._paths = list(listing.class_names), listing.labels, listing.paths
+    root: Path
+    _paths: Strings
 
     def name(self, i: int) -> str:
         return readable(os.path.join(self.root, self._paths[i]))
 
     def original(self, i: int) -> Picture:
         return open_image(os.path.join(self.root, self._paths[i]))
+
+
+class FolderSet(PathSet):
+    """Images below class folders."""
+
+    def __init__(self, root: Path, index: Path | None = None) -> None:
+        listing = list_once(root, index, _scan)
+        self.root, self._paths = root, listing.paths
+        self.class_names, self.labels = list(listing.class_names), listing.labels
 
 
 def open_folder(path: str, index: Path | None = None) -> tuple[ImageSet, ImageSet | None]:
@@ -96,7 +103,7 @@ def _open_split(root: Path, index: Path | None) -> ImageSet:
     raise DataError(f"{where} is empty; make one subfolder per class and put the images there")
 
 
-def _scan(root: Path) -> Listing:
+def _scan(root: Path) -> FolderListing:
     """List the images below the class folders of a root; two spellings of a name are one class."""
     begun, read, changes = time.time_ns(), [os.curdir], [last_change(root)]
 
@@ -114,7 +121,7 @@ def _scan(root: Path) -> Listing:
         found = sorted(os.path.relpath(p, root) for f in folders[name] for p in image_files(f, before=note))
         paths += found
         labels += [label] * len(found)
-    return Listing(
+    return FolderListing(
         class_names=Strings.of(class_names),
         labels=np.array(labels, dtype=np.int64),
         paths=Strings.of(paths),

@@ -49,7 +49,7 @@ class Strings:
 
 
 @dataclass(frozen=True)
-class Listing:
+class FolderListing:
     """Images below class folders, and the folders they were found in, as paths from the root."""
 
     class_names: Strings
@@ -80,10 +80,10 @@ def last_change(folder: str | Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_ctime_ns
 
 
-_listings: dict[str, Listing] = {}  # of this process, by root
+_listings: dict[str, FolderListing] = {}  # of this process, by root
 
 
-def list_once(root: Path, index: Path | None, scan: Callable[[Path], Listing]) -> Listing:
+def list_once(root: Path, index: Path | None, scan: Callable[[Path], FolderListing]) -> FolderListing:
     """Scan a folder, unless this process did, or another that kept its listing in folder `index`."""
     where = os.path.abspath(root)
     found = _listings.pop(where, None) or (None if index is None else _read(_file(index, where)))
@@ -107,7 +107,7 @@ def _file(index: Path, where: str) -> Path:
     return index / f"{hashlib.sha256(os.fsencode(where)).hexdigest()[:16]}.npz"
 
 
-def _write(file: Path, listing: Listing) -> None:
+def _write(file: Path, listing: FolderListing) -> None:
     arrays: dict[str, np.ndarray] = {"format": np.array(FORMAT)}
     for name, value in vars(listing).items():
         if isinstance(value, Strings):
@@ -122,7 +122,7 @@ def _write(file: Path, listing: Listing) -> None:
     write_files(file.parent, {file.name: write})
 
 
-def _read(file: Path) -> Listing | None:
+def _read(file: Path) -> FolderListing | None:
     """What `_write` wrote; None if that is damaged or of another version, as it can be made again."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
@@ -132,7 +132,7 @@ def _read(file: Path) -> Listing | None:
                 name: Strings(arrays[f"{name}.block"], arrays[f"{name}.ends"])
                 for name in ("class_names", "paths", "folders")
             }
-            return Listing(
+            return FolderListing(
                 labels=arrays["labels"], changes=arrays["changes"], begun=int(arrays["begun"]), **strings
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

@@ -137,7 +137,7 @@ def _inside(path: str) -> Iterator[ImageRef]:
 
 
 def _cells(path: str) -> Iterator[ParquetCell]:
-    file = _open_parquet(path)
+    file = open_parquet(path)
     _image_column(file, path)  # if there is none, that is told before the work
     number = 0
     for group in range(file.num_row_groups):
@@ -146,7 +146,8 @@ def _cells(path: str) -> Iterator[ParquetCell]:
             number += 1
 
 
-def _open_parquet(path: str) -> Any:
+def open_parquet(path: str) -> Any:
+    """A parquet file; not as a table, for which parts of the path such as `year=2024` would be columns."""
     try:
         return import_module("pyarrow.parquet").ParquetFile(path)
     except ImportError:
@@ -158,7 +159,7 @@ def _open_parquet(path: str) -> Any:
 @lru_cache(maxsize=1)  # images come in order, so a worker is mostly inside one group
 def _row_group(path: str, group: int) -> Any:
     """The images of a group of rows, still encoded."""
-    file = _open_parquet(path)
+    file = open_parquet(path)
     column = _image_column(file, path)
     return file.read_row_group(group, columns=[column]).column(column)
 

@@ -25,14 +25,6 @@ REPLACEMENT_TRIES = 20
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """An image that could not be read."""
-
-    index: int
-    reason: str  # names the image
-
-
 class Batch(NamedTuple):
     """What a worker hands over; it never raises for bad images, as that would lose the message."""
 
@@ -40,7 +32,7 @@ class Batch(NamedTuple):
     label: Tensor  # (B,), int64; in training, if raters disagree, (B, K): their distributions
     shown: Tensor  # (B,), which images these are
     key: np.ndarray  # (B,), one per image, for what is random in finishing
-    skipped: list[Skipped]
+    skipped: dict[int, str]  # images that could not be read, each with a sentence that names it
 
 
 @dataclass
@@ -82,7 +74,7 @@ class Batches(Dataset[Batch]):
         index, draw = order[mine], draws[mine]
         # The corruption of an image at evaluation must not change from one epoch to the next.
         key = keys(self.seed, epoch, index, draw) if self.train else keys(self.seed, index)
-        skipped: list[Skipped] = []
+        skipped: dict[int, str] = {}
         if isinstance(self.images, FeatureSet):
             features = torch.from_numpy(self.images.features(index, epoch + draw if self.train else 0))
             which = torch.from_numpy(index)
@@ -108,7 +100,7 @@ class Batches(Dataset[Batch]):
         return self._plan[1:]
 
     def _decode(
-        self, index: np.ndarray, key: np.ndarray, skipped: list[Skipped]
+        self, index: np.ndarray, key: np.ndarray, skipped: dict[int, str]
     ) -> tuple[Tensor, Tensor, np.ndarray]:
         """Images, which they are, and the keys of those that could be read."""
         shown, prepared, kept = [], [], []
@@ -119,19 +111,16 @@ class Batches(Dataset[Batch]):
                     continue
                 used, image = found
                 for corruption in self.corruptions:
+                    taken = image
+                    if corruption is not None:  # as a bad camera with the network's resolution would have taken it
+                        taken = corruption(self.transform.scale_down(image), np.random.default_rng(k))
                     shown.append(used)
-                    prepared.append(self.transform.prepare(self._corrupted(image, corruption, k), k))
+                    prepared.append(self.transform.prepare(taken, k))
                     kept.append(row)
         images = to_tensor(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
         return images, torch.tensor(shown, dtype=torch.int64), key[kept]
 
-    def _corrupted(self, image: Picture, corruption: Corruptions | None, key: int) -> Picture:
-        """An image as a bad camera with the network's resolution would have taken it."""
-        if corruption is None:
-            return image
-        return corruption(self.transform.scale_down(image), np.random.default_rng(key))
-
-    def _load(self, i: int, key: int, skipped: list[Skipped]) -> tuple[int, Picture] | None:
+    def _load(self, i: int, key: int, skipped: dict[int, str]) -> tuple[int, Picture] | None:
         """Load image i, or in training another of its class; notes what could not be read."""
         # A corruption acts on the whole image, and not on what training crops.
         shrink = partial(self.transform.shrink, key=key) if self.corruptions == (None,) else None
@@ -139,7 +128,7 @@ class Batches(Dataset[Batch]):
             try:
                 return i, self.images.load(i, shrink)
             except UnreadableImageError as error:
-                skipped.append(Skipped(i, str(error)))
+                skipped[i] = str(error)
             members = np.flatnonzero(self.labels == self.labels[i])
             i = int(members[int(keys(key % 2**63, attempt)) % len(members)])
         return None
@@ -159,9 +148,8 @@ class Loader:
         self._limit = max(10, len(batches.images) // 100)
         stored = isinstance(batches.images, FeatureSet)
         unreadable = batches.images.unreadable if isinstance(batches.images, FeatureSet) else []
-        self._skipped = {
-            -i: Skipped(-i, f"{name} cannot be read as an image") for i, name in enumerate(unreadable, 1)
-        }
+        # Unreadable images met so far, by their place in the set; those left out of stored features have none.
+        self.skipped = {-i: f"{name} cannot be read as an image" for i, name in enumerate(unreadable, 1)}
         self.index = torch.zeros(0, dtype=torch.int64)  # which images the latest batch shows
         self.batches_per_epoch = batches.count  # on this rank
         self.fast = stored or batches.stacked is not None  # whole batches at once, straight from memory
@@ -176,17 +164,12 @@ class Loader:
             raise DataError(f"start_batch must lie in 0..{self.batches_per_epoch}, got {start_batch}")
         self._schedule[:] = [(epoch, batch) for batch in range(start_batch, self.batches_per_epoch)]
 
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Unreadable images met so far, each once."""
-        return list(self._skipped.values())
-
     def __len__(self) -> int:
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in started(self._loader):
-            self._skipped |= {skip.index: skip for skip in batch.skipped}
+            self.skipped |= batch.skipped
             self._check(batch)
             self.index = batch.shown
             if len(batch.label):
@@ -196,17 +179,19 @@ class Loader:
                 yield image, batch.label.to(self._device, non_blocking=True)
 
     def _check(self, batch: Batch) -> None:
-        if len(self._skipped) > self._limit:
+        if len(self.skipped) > self._limit:
             kind = "training" if self._batches.train else "evaluation"
+            first, *_ = self.skipped.values()
             raise DataError(
                 f"{len(self.skipped)} of {len(self._batches.images)} {kind} images cannot be read, more than the "
-                f"{self._limit} allowed (the first: {self.skipped[0].reason}); find them with didicm doctor, "
-                "and repair or remove them"
+                f"{self._limit} allowed (the first: {first}); find them with didicm doctor, and repair or remove "
+                "them"
             )
         if self._batches.train and len(batch.label) < self._batches.batch_size:
+            first, *_ = batch.skipped.values()
             raise DataError(
-                f"no other image of the same class could be read in place of: {batch.skipped[0].reason}; "
-                "check the data with didicm doctor"
+                f"no other image of the same class could be read in place of: {first}; check the data with didicm "
+                "doctor"
             )
 
 

@@ -3,16 +3,14 @@
 import csv
 import os
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
-from didicm.data.decode import open_image
-from didicm.data.folder import TRAIN_NAMES, VAL_NAMES, find_splits
+from didicm.data.folder import TRAIN_NAMES, VAL_NAMES, PathSet, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, normalise, some
 from didicm.data.index import Strings
-from didicm.data.picture import Picture
+from didicm.data.listing import open_parquet
 from didicm.errors import reason
 from didicm.text import readable
 
@@ -22,19 +20,13 @@ EXAMPLE = "its first line names the columns, such as path,label"
 Columns = Mapping[str, Sequence[str]]  # by name, one value per row
 
 
-class TableSet(ImageSet):
+class TableSet(PathSet):
     """Images that a table names, by their paths below a folder."""
 
     def __init__(self, root: Path, columns: Columns, class_names: list[str], labels: np.ndarray) -> None:
         self.root, self.columns = root, columns
         self.class_names, self.labels = class_names, labels
         self._paths = Strings.of(columns[PATH])
-
-    def name(self, i: int) -> str:
-        return readable(os.path.join(self.root, self._paths[i]))
-
-    def original(self, i: int) -> Picture:
-        return open_image(os.path.join(self.root, self._paths[i]))
 
     def column(self, name: str) -> Sequence[str] | None:
         return self.columns.get(name)
@@ -119,12 +111,7 @@ def _read_csv(file: Path) -> Columns:
 
 
 def _read_parquet(file: Path) -> Columns:
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError:
-        raise DataError("parquet tables need the package pyarrow; install it with: pip install pyarrow") from None
-    # Not read_table: that takes parts of the path, such as `year=2024`, for columns.
-    table = parquet.ParquetFile(file).read()
+    table = open_parquet(str(file)).read()
     return {
         str(name): ["" if cell is None else str(cell) for cell in table.column(name).to_pylist()]
         for name in table.column_names

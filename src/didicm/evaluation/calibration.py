@@ -24,7 +24,7 @@ from didicm.evaluation.label_sets import ConformalRule, Floats, Method, class_sc
 from didicm.evaluation.metrics import TINY, check, check_probs
 from didicm.evaluation.outliers import OutlierRule, load_rule, save_tensors
 from didicm.files import read_json, sha256, to_json, write_files
-from didicm.values import Positive, coerce, renamed
+from didicm.values import Positive, Settings, renamed
 
 FORMAT = 1
 AGAIN = "calibrate again, or leave the calibration out with --no-calibration"
@@ -148,15 +148,20 @@ def _check_sets(sets: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Settings):
     """A temperature and rules for sets of classes, fitted to one posterior on held-out images."""
 
-    temperature: float
+    temperature: Positive
     conformal: dict[str, Conformal]  # by method; for probabilities after the temperature
     posterior: dict[str, Any]  # size and sampler of the posterior it was fitted to
     fitted_on: dict[str, Any]  # data, images and how many, corruption
     check: dict[str, Any]  # what other held-out images say of it
     outliers: OutlierRule | None = None  # which images it does not hold for; None where there were too few
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if wrong := next((name for name, rule in self.conformal.items() if rule.method != name), None):
+            raise UserError(f"conformal has under {wrong} a rule of method {self.conformal[wrong].method}")
 
 
 def save_calibration(directory: str | Path, calibration: Calibration) -> Path:
@@ -196,16 +201,10 @@ def load_calibration(directory: str | Path) -> Calibration | None:
     try:
         if values.pop("format") != FORMAT:
             raise ValueError("this version of didicm does not read its format")
-        weights, rules, posterior = (values.pop(key) for key in ("weights_sha256", "conformal", "posterior"))
-        values["temperature"] = coerce(values["temperature"], Positive, "temperature")
-        for name in ("fitted_on", "check"):
-            values[name] = coerce(values[name], dict[str, Any], name)
-        conformal = {name: Conformal.from_dict(rule) for name, rule in rules.items()}
-        if wrong := [name for name, rule in conformal.items() if rule.method != name]:
-            raise ValueError(f"conformal has under {wrong[0]} a rule of method {conformal[wrong[0]].method}")
+        weights, posterior = values.pop("weights_sha256"), renamed(values.pop("posterior"))
         if (outliers := values.pop("outliers", None)) is not None:
             values["outliers"] = load_rule(directory / OUTLIERS, outliers)
-        calibration = Calibration(conformal=conformal, posterior=renamed(posterior), **values)
+        calibration = Calibration.from_dict({**values, "posterior": posterior})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path} cannot be used ({detail}): {AGAIN}") from error

@@ -5,20 +5,18 @@ probability of all classes up to and including it, from the most probable down (
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from didicm.errors import UserError
-from didicm.values import coerce
+from didicm.values import Range, Settings
 
 Method: TypeAlias = Literal["lac", "aps", "aps-randomised"]
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 TIE = 1e-13  # by which equal scores differ from rank to rank: far below what a probability can tell
-Rule = TypeVar("Rule", bound="ConformalRule")
 
 
 def class_scores(
@@ -48,30 +46,22 @@ def class_scores(
 
 
 @dataclass(frozen=True)
-class ConformalRule:
+class ConformalRule(Settings):
     """A rule that turns a posterior into a set of classes."""
 
+    prefix = "conformal."
     method: Method
     alpha: float  # share of images whose set may miss the true class
-    threshold: float  # largest score that enters the set, of any class
+    threshold: Annotated[float, Range(0, 1 + 1e-6)]  # largest score that enters the set, of any class
     n: int  # images it was fitted on
     ranked_ties: bool = False  # as in `class_scores`; version 0.1.0 left them equal
     class_thresholds: tuple[float, ...] | None = None  # (K,), where each class has its own (Mondrian)
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise UserError(f"a conformal method is one of {', '.join(get_args(Method))}, got {self.method!r}")
-        for name, kinds in (("alpha", (int, float)), ("threshold", (int, float)), ("n", (int,))):
-            value = getattr(self, name)
-            if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
-                raise UserError(f"{name} of a conformal rule must be a number, got {value!r}")
-        if not 0 <= self.threshold <= 1 + 1e-6:
-            raise UserError(f"threshold of a conformal rule must be in [0, 1], got {self.threshold}")
-        if not isinstance(self.ranked_ties, bool):
-            raise UserError(f"ranked_ties of a conformal rule must be true or false, got {self.ranked_ties!r}")
+        super().__post_init__()
         conformal_rank(self.n, self.alpha)
         if self.class_thresholds is not None and not all(0 <= x <= self.threshold for x in self.class_thresholds):
-            raise UserError(f"class_thresholds of a conformal rule must be in [0, {self.threshold}]")
+            raise UserError(f"conformal.class_thresholds must be in [0, {self.threshold}]")
 
     @property
     def per_class(self) -> bool:
@@ -107,18 +97,6 @@ class ConformalRule:
         values = asdict(self)
         thresholds = values.pop("class_thresholds")
         return values if thresholds is None else {**values, "class_thresholds": list(thresholds)}
-
-    @classmethod
-    def from_dict(cls: type[Rule], values: Mapping[str, Any]) -> Rule:
-        """Rebuild a rule; missing and unknown keys are errors."""
-        values = coerce(values, Mapping[str, Any], "a conformal rule")
-        values = {"ranked_ties": False, "class_thresholds": None, **values}
-        expected = {field.name for field in fields(cls)}
-        if set(values) != expected:
-            odd = sorted(set(values) ^ expected)[0]
-            raise UserError(f"a conformal rule has {'no' if odd in values else 'a'} key {odd!r}: restore the file")
-        thresholds = coerce(values["class_thresholds"], tuple[float, ...] | None, "class_thresholds")
-        return cls(**{**values, "class_thresholds": thresholds})
 
 
 def conformal_rank(n: int, alpha: float, of: str = "") -> int:

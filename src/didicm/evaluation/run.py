@@ -104,7 +104,7 @@ def stream(
             probs[name] = posterior.probs.float().cpu()  # the copy waits for a GPU
             nfe[name] = posterior.nfe if posterior.calls is None else fmean(posterior.calls.tolist())
             seconds[name] = time.perf_counter() - begun
-        skipped = [skip.reason for skip in loader.skipped]
+        skipped = list(loader.skipped.values())
         found = posterior.probs if posterior.features is None else posterior.features
         yield image, Batch(label.cpu(), loader.index, probs, nfe, seconds, skipped, found)
 

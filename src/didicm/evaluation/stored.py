@@ -15,8 +15,8 @@ from didicm.data import EvalTransform, ImageSet, hold_out, open_data, relabel
 from didicm.data.sources import find_groups
 from didicm.errors import UserError
 from didicm.files import write_files
-from didicm.settings import TrainConfig, read_yaml, to_yaml
-from didicm.values import Pixels, coerce, override
+from didicm.settings import TrainConfig, read_config, to_yaml
+from didicm.values import Pixels, coerce
 
 CONFIG_YAML = "config.yaml"
 FEWEST = 2
@@ -63,10 +63,7 @@ class StoredModel:
             return None
         for folder in (Path(self.place), Path(self.place).absolute().parent):
             if (folder / CONFIG_YAML).is_file():
-                try:
-                    return override(TrainConfig(), read_yaml(folder / CONFIG_YAML))
-                except UserError as error:
-                    raise UserError(f"{folder / CONFIG_YAML} is damaged ({error}): restore it") from error
+                return read_config(folder / CONFIG_YAML)
         return None
 
     def images(

@@ -1,6 +1,5 @@
 """Runs on other machines: as tasks of Ray, or as an array job of SLURM through submitit."""
 
-import logging
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from didicm.errors import UserError, reason
 from didicm.experiments.execute import RESULT, execute, read_run
+from didicm.inference.on_ray import ray_session
 from didicm.processes import HeldError, held
 from didicm.settings import RunConfig
 from didicm.text import count
@@ -26,16 +26,11 @@ def run_on_ray(
     jobs: int, devices: int, config: RunConfig, options: Mapping[str, Any], folders: Sequence[Path]
 ) -> Generator[Path, None, None]:
     """One task per run, on the cluster that RAY_ADDRESS names, or on this machine."""
-    import ray
-
-    ours, on_sigterm = not ray.is_initialized(), signal.getsignal(signal.SIGTERM)
-    if ours:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    with ray_session("--executor ray") as ray:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own handler would not let trainings be saved
-    running: dict[Any, Path] = {}
-    try:
-        nodes = [node["Resources"] for node in ray.nodes()]  # type: ignore[no-untyped-call]
+        nodes = [node["Resources"] for node in ray.nodes()]
         asked: dict[str, Any] = {"num_cpus": devices, "num_gpus": 0, "max_retries": 0}
         if config.accelerator != "cpu" and any(node.get("GPU", 0) for node in nodes):
             asked |= {"num_cpus": devices * max(1, config.workers), "num_gpus": devices}
@@ -44,27 +39,28 @@ def run_on_ray(
             task = ray.remote(_execute_in).options(**{**asked, **options})
         except (TypeError, ValueError) as error:
             raise _unusable("ray", error) from error
-        waiting = list(folders)
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                folder = waiting.pop(0)
-                running[task.remote(Path.cwd(), folder.absolute())] = folder
-            (done,), _ = ray.wait(list(running), num_returns=1)
-            folder = running.pop(done)
-            try:
-                ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from error
-            except ray.exceptions.RayError as error:
-                raise UserError(f"{read_run(folder)}: its task failed ({reason(error)}): run it again") from error
-            yield folder
-    finally:
-        for reference in running:
-            ray.cancel(reference)  # as Ctrl-C: the training is saved
-        if running:
-            ray.wait(list(running), num_returns=len(running))
-        if ours:
-            ray.shutdown()
+        waiting, running = list(folders), dict[Any, Path]()
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    folder = waiting.pop(0)
+                    running[task.remote(Path.cwd(), folder.absolute())] = folder
+                (done,), _ = ray.wait(list(running), num_returns=1)
+                folder = running.pop(done)
+                try:
+                    ray.get(done)
+                except ray.exceptions.RayTaskError as error:
+                    raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from error
+                except ray.exceptions.RayError as error:
+                    raise UserError(
+                        f"{read_run(folder)}: its task failed ({reason(error)}): run it again"
+                    ) from error
+                yield folder
+        finally:
+            for reference in running:
+                ray.cancel(reference)  # as Ctrl-C: the training is saved
+            if running:
+                ray.wait(list(running), num_returns=len(running))
 
 
 def _execute_in(directory: Path, folder: Path) -> None:

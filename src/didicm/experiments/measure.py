@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from lightning_fabric import Fabric
 from safetensors.torch import save_file
 
 from didicm.checkpoint import load
@@ -46,35 +45,73 @@ def measure(
     Every device of the run takes its share of the images, with the run's precision for the network; the first
     process has the result, the others None.
     """
-    fabric = make_fabric(run.config.run)
-    fabric.launch()
-    classifier = _load(run, fabric)
-    samplers = samplers_of(classifier, run.samplers)
-    with _scratch(folder, fabric) as scratch:
-        tested = _posteriors(classifier, samplers, run, components, test, scratch / "test", fabric, keep=KEPT)
-        held_out = None
-        if run.held_out:
-            held = components.val
-            held_out = _posteriors(classifier, samplers, run, components, held, scratch / "held", fabric)
-        fabric.barrier()  # nobody reads the files of the others any more
-        if not fabric.is_global_zero:
+    trained = _Trained(run, components)
+    with trained.scratch(folder) as scratch:
+        tested = trained.posteriors(test, scratch / "test", keep=KEPT)
+        held_out = trained.posteriors(components.val, scratch / "held") if run.held_out else None
+        trained.fabric.barrier()  # nobody reads the files of the others any more
+        if not trained.fabric.is_global_zero:
             return None
-        with fabric.autocast():
-            _store_pictures(classifier, samplers[0], tested, components, folder)
-        return _result(run, components, classifier, samplers, tested, held_out, seconds, folder)
+        with trained.fabric.autocast():
+            _store_pictures(trained, tested, folder)
+        return _result(trained, tested, held_out, seconds, folder)
 
 
 def measure_trial(run: Run, components: RunComponents, seconds: float | None, folder: Path) -> Trial | None:
     """Judge a trained trial by the main sampler on its held-out images, as trained; otherwise as `measure`."""
-    fabric = make_fabric(run.config.run)
-    fabric.launch()
-    classifier = _load(run, fabric)
-    samplers = samplers_of(classifier, run.samplers)[:1]
-    with _scratch(folder, fabric) as scratch:
-        found = _posteriors(classifier, samplers, run, components, components.val, scratch / "held", fabric)
-        metrics = evaluate_probs(found.probs[samplers[0].name], found.labels)
-        fabric.barrier()  # nobody reads the files of the others any more
-    return trial_of(run, components, seconds, metrics) if fabric.is_global_zero else None
+    trained = _Trained(run, components)
+    trained.samplers = trained.samplers[:1]
+    with trained.scratch(folder) as scratch:
+        found = trained.posteriors(components.val, scratch / "held")
+        metrics = evaluate_probs(found.probs[trained.samplers[0].name], found.labels)
+        trained.fabric.barrier()  # nobody reads the files of the others any more
+    return trial_of(run, components, seconds, metrics) if trained.fabric.is_global_zero else None
+
+
+class _Trained:
+    """What a run was trained for, on this process's device: its last model, or the ensemble it makes."""
+
+    def __init__(self, run: Run, components: RunComponents) -> None:
+        self.run, self.components, self.fabric = run, components, make_fabric(run.config.run)
+        self.fabric.launch()
+        tune(self.fabric.device)
+        place = SNAPSHOTS if run.networks > len(run.members) else LAST
+        classifier = load(Path(run.config.out) / place).classifier
+        self.classifier = classifier.to(self.fabric.device).to(memory_format=torch.channels_last)
+        self.samplers = samplers_of(classifier, run.samplers)
+
+    def posteriors(self, images: ImageSet, place: Path, keep: int = 0) -> Evaluation:
+        """By all samplers, the files of all processes in a folder of the scratch."""
+        return evaluate(
+            self.classifier,
+            images,
+            self.components.eval_transform,
+            {spec.name: spec.settings for spec in self.samplers},
+            corruption=self.components.corrupt_eval,
+            batch_size=CPU_BATCH if self.fabric.device.type == "cpu" else GPU_BATCH,
+            workers=self.run.config.run.workers,
+            seed=EVAL_SEED,
+            keep=keep,
+            rank=self.fabric.global_rank,
+            world_size=self.fabric.world_size,
+            autocast=self.fabric.autocast,
+            scratch=Scratch(place, self.fabric.barrier),
+        )
+
+    @contextmanager
+    def scratch(self, folder: Path) -> Iterator[Path]:
+        """A folder for posteriors until they are measured: many samplers of many images do not fit into memory."""
+        place = folder / SCRATCH
+        if self.fabric.is_global_zero:
+            shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+            for part in ("test", "held"):
+                (place / part).mkdir(parents=True)
+        self.fabric.barrier()
+        try:
+            yield place
+        finally:
+            if self.fabric.is_global_zero:
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def trial_of(
@@ -96,71 +133,14 @@ def trial_of(
     )
 
 
-def _load(run: Run, fabric: Fabric) -> Classifier:
-    """What a run was trained for: the last model, an ensemble of several trainings, or the snapshots of one."""
-    place = SNAPSHOTS if run.networks > len(run.members) else LAST
-    tune(fabric.device)
-    classifier = load(Path(run.config.out) / place).classifier
-    return classifier.to(fabric.device).to(memory_format=torch.channels_last)
-
-
-@contextmanager
-def _scratch(folder: Path, fabric: Fabric) -> Iterator[Path]:
-    """A folder for posteriors until they are measured: many samplers of many images do not fit into memory."""
-    place = folder / SCRATCH
-    if fabric.is_global_zero:
-        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
-        for part in ("test", "held"):
-            (place / part).mkdir(parents=True)
-    fabric.barrier()
-    try:
-        yield place
-    finally:
-        if fabric.is_global_zero:
-            shutil.rmtree(place, ignore_errors=True)
-
-
-def _posteriors(
-    classifier: Classifier,
-    samplers: Sequence[SamplerSpec],
-    run: Run,
-    components: RunComponents,
-    images: ImageSet,
-    place: Path,
-    fabric: Fabric,
-    keep: int = 0,
-) -> Evaluation:
-    return evaluate(
-        classifier,
-        images,
-        components.eval_transform,
-        {spec.name: spec.settings for spec in samplers},
-        corruption=components.corrupt_eval,
-        batch_size=CPU_BATCH if fabric.device.type == "cpu" else GPU_BATCH,
-        workers=run.config.run.workers,
-        seed=EVAL_SEED,
-        keep=keep,
-        rank=fabric.global_rank,
-        world_size=fabric.world_size,
-        autocast=fabric.autocast,
-        scratch=Scratch(place, fabric.barrier),
-    )
-
-
 def _result(
-    run: Run,
-    components: RunComponents,
-    classifier: Classifier,
-    samplers: Sequence[SamplerSpec],
-    tested: Evaluation,
-    held_out: Evaluation | None,
-    seconds: float | None,
-    folder: Path,
+    trained: _Trained, tested: Evaluation, held_out: Evaluation | None, seconds: float | None, folder: Path
 ) -> RunResult:
     """Metrics of one sampler after the other, and files of the posteriors that are stored."""
+    run, components, classifier = trained.run, trained.components, trained.classifier
     size, measurements = components.eval_transform.size, []
     price = cost(components.classifier.model, size)
-    for i, spec in enumerate(samplers):
+    for i, spec in enumerate(trained.samplers):
         probs, calls = tested.probs[spec.name], tested.nfe[spec.name]
         temperature, scaled, file = None, None, None
         if held_out is not None:
@@ -247,18 +227,16 @@ def skipped_steps(metrics: Path) -> int:
     return max((line.get("skipped_steps", 0) for line in lines), default=0)
 
 
-def _store_pictures(
-    classifier: Classifier, spec: SamplerSpec, tested: Evaluation, components: RunComponents, folder: Path
-) -> None:
+def _store_pictures(trained: _Trained, tested: Evaluation, folder: Path) -> None:
     """Keep some test images as the network sees them, and the trajectories of some of those."""
-    image = tested.kept_images
-    tensors = {"shown": tested.kept, "images": components.eval_transform.restore(image)}
+    classifier, spec, image = trained.classifier, trained.samplers[0], tested.kept_images
+    tensors = {"shown": tested.kept, "images": trained.components.eval_transform.restore(image)}
     if isinstance(classifier, DiffusionClassifier):
         # From the most to the least confident, so that both kinds are there.
         order = torch.special.entr(tested.probs[spec.name][tested.kept]).sum(-1).argsort()
         traced = order[torch.linspace(0, len(order) - 1, min(TRACED, len(order))).long()]
         path: list[Step] = []
-        image = image[traced].to(next(classifier.parameters()).device)
+        image = image[traced].to(trained.fabric.device)
         shared = {name: spec.settings[name] for name in _CP_SETTINGS if name in spec.settings}
         classifier.posterior(image, callback=path.append, method="cp", **shared)
         start = torch.full_like(path[0].probs, 1 / classifier.num_classes)

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -24,6 +24,7 @@ from didicm.values import Count, Natural, NonNegative, Positive, Settings, coerc
 
 FORMAT = 2
 STUDY, RESULTS, TRIALS = "study.json", "results.jsonl", "trials.jsonl"
+S = TypeVar("S", bound="_Stored")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ class _Stored(Settings):
         """Plain values for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
+    @classmethod
+    def from_dict(cls: type[S], values: Mapping[str, Any]) -> S:
+        """Read a record; another format, missing and unknown fields are errors."""
+        if values.get("format") != FORMAT:
+            raise ValueError(f"format {values.get('format')}, where this version of didicm reads {FORMAT}")
+        return super().from_dict({key: value for key, value in values.items() if key != "format"})
+
 
 @dataclass(frozen=True)
 class RunResult(_Stored):
@@ -74,15 +82,10 @@ class RunResult(_Stored):
     final_epochs_gain: float | None = None  # relative fall of the mean loss over the last two tenths of the epochs
     skipped_steps: Count | None = None  # of all its trainings, for want of a finite gradient; likewise
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "RunResult":
-        """Read a record; missing and unknown fields are errors."""
-        own = _fields_of(cls, values)
-        own["condition"] = Condition(**own["condition"])
-        own["measurements"] = tuple(Measurement(**entry) for entry in own["measurements"])
-        if not own["measurements"]:
-            raise ValueError("it holds no measurements")
-        return cls(**own)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.measurements:
+            raise UserError("measurements is empty")
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,6 @@ class Trial(_Stored):
     def nll(self) -> float:
         """What trials are judged by; infinite if the training diverged."""
         return math.inf if self.metrics is None else self.metrics["cls/NLL"]
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Trial":
-        """Read a record; missing and unknown fields are errors."""
-        own = _fields_of(cls, values)
-        return cls(**{**own, "condition": Condition(**own["condition"])})
 
 
 @dataclass(frozen=True)
@@ -174,11 +171,11 @@ def read_plan(folder: Path) -> Plan | None:
     remedy = "restore it, or use another --out"
     stored = read_json(path, remedy)
     with _damage_told(str(path), remedy):
-        own = migrate_plan(stored) if path.name == OLD_PLAN else _fields_of(Plan, stored)
-        study = coerce(own["study"], Mapping[str, Any], "study")
-    made = make_study(study, str(path))
+        values = {"format": FORMAT, **migrate_plan(stored)} if path.name == OLD_PLAN else dict(stored)
+        content = coerce(values["study"], Mapping[str, Any], "study")
+    study = make_study(content, str(path))
     with _damage_told(str(path), remedy):
-        return Plan(**{**own, "study": made})
+        return Plan.from_dict({**values, "study": study})
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
@@ -245,17 +242,6 @@ def _whole_lines(path: Path) -> bytes:
 
 def _is_old(folder: Path) -> bool:
     return (folder / OLD_PLAN).exists() and not (folder / STUDY).exists()
-
-
-def _fields_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored values of a dataclass; another format, missing and unknown fields are errors."""
-    if values.get("format") != FORMAT:
-        raise ValueError(f"format {values.get('format')}, where this version of didicm reads {FORMAT}")
-    own = {key: value for key, value in values.items() if key != "format"}
-    missing = {field.name for field in fields(cls) if field.default is MISSING} - own.keys()
-    if wrong := missing | own.keys() - {field.name for field in fields(cls)}:
-        raise ValueError(f"missing or unknown field {min(wrong)!r}")
-    return own
 
 
 @contextmanager

@@ -76,9 +76,13 @@ def run_study(
         at_once = min(jobs, max(1, len(left)))
         return make_executor(executor, at_once, first, cluster or {}, out / JOBS, console)
 
+    def find_stage() -> tuple[dict[str, Run], dict[str, Run]]:
+        """All that can be run now, and what is left of it."""
+        stage, done = next_stage(runs, study.tune, read_trials(out)), _read_done(out)
+        return stage, {key: run for key, run in stage.items() if key not in done}
+
     search = {key: str(run.method) for key, run in trials_of(runs, study.tune).items()}
-    stage = next_stage(runs, study.tune, read_trials(out))
-    left = {key: run for key, run in stage.items() if key not in _read_done(out)}
+    stage, left = find_stage()
     check_runs(left, home / INDEX)  # a mistake shows before anything is written
     executor_for(left)
     with held(home, command=command):
@@ -89,8 +93,7 @@ def run_study(
             if not left:
                 break
             _run_stage(stage, left, out, home, executor_for(left), console)
-            stage = next_stage(runs, study.tune, read_trials(out))
-            left = {key: run for key, run in stage.items() if key not in _read_done(out)}
+            stage, left = find_stage()
     done = {result.key: result for result in read_results(out)}
     return [done[key] for key in stage]
 

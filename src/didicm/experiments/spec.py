@@ -143,7 +143,7 @@ class SamplerSpec(Settings):
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Settings):
     """One training of a study, and how its network is sampled."""
 
     method: Method
@@ -203,9 +203,7 @@ class Run:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Run":
         """Read what `to_dict` gave."""
-        own = {**values, "method": Method(**values["method"]), "condition": Condition(**values["condition"])}
-        own["samplers"] = tuple(SamplerSpec(**entry) for entry in values["samplers"])
-        return cls(**{**own, "config": override(TrainConfig(), values["config"])})
+        return super().from_dict({**values, "config": override(TrainConfig(), values["config"])})
 
 
 @dataclass(frozen=True)

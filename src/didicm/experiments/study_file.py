@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
-from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from didicm.data.corruptions import LabelNoise
 from didicm.errors import UserError, did_you_mean
@@ -15,7 +13,6 @@ from didicm.files import read_yaml
 from didicm.settings import load_recipe
 from didicm.values import Amount, coerce, override
 
-T = TypeVar("T")
 MOST = 1000  # samplers of one kind, or conditions
 
 # What each method of a comparison changes in the recipe; all have the same trunk, epochs and batches.
@@ -98,13 +95,12 @@ def make_study(content: Mapping[str, Any], where: str) -> Study:
     try:
         if axes:
             values["conditions"] = _product(axes)
-        entries = tuple[Mapping[str, Any], ...]
-        for name, make in (("methods", _method), ("conditions", partial(_make, Condition))):
-            if name in values:
-                values[name] = tuple(make(entry) for entry in coerce(values[name], entries, name))
+        if "methods" in values:
+            entries = coerce(values["methods"], tuple[Mapping[str, Any], ...], "methods")
+            values["methods"] = [_method(entry) for entry in entries]
         values["samplers"] = _samplers(values.get("samplers", {}), curves)
         values["baseline_samplers"] = _samplers(values.get("baseline_samplers", {}), {})
-        return _make(Study, values)
+        return Study.from_dict(values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -116,18 +112,7 @@ def _method(values: Mapping[str, Any]) -> Method:
         own["size"] = str(own["size"])  # to YAML, 18 is a number
     rest = {key: value for key, value in values.items() if key not in (*own, "settings")}
     settings = coerce(values.get("settings", {}), Mapping[str, Any], "settings of a method")
-    return _make(Method, {**own, "settings": {**settings, **rest}})
-
-
-def _make(cls: type[T], values: Mapping[str, Any]) -> T:
-    """One of the dataclasses of a study from plain values; unknown and missing ones are told."""
-    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
-            raise UserError(f"there is no key {key!r}: {did_you_mean(str(key), known)}")
-    if missing := [key for key, needed in known.items() if needed and key not in values]:
-        raise UserError(f"{', '.join(missing)} must be given")
-    return cls(**values)
+    return Method.from_dict({**own, "settings": {**settings, **rest}})
 
 
 def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
@@ -146,12 +131,10 @@ def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _samplers(given: Any, curves: Any) -> tuple[SamplerSpec, ...]:
+def _samplers(given: Any, curves: Any) -> Sequence[Any]:
     """Samplers by name, then those that only make curves, expanded over steps and chains; or stored ones."""
     if isinstance(given, (list, tuple)):
-        return tuple(
-            _make(SamplerSpec, entry) for entry in coerce(given, tuple[Mapping[str, Any], ...], "samplers")
-        )
+        return given
     made: dict[str, SamplerSpec] = {}
     for key, group, stored in (("samplers", given, True), ("curves", curves, False)):
         for name, settings in coerce(group, Mapping[str, Mapping[str, Any]], key).items():

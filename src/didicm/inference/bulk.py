@@ -1,39 +1,39 @@
 """A million images: their predictions as rows on disk, the same whatever machines, workers and crashes made them.
 
 The images are written down in a fixed order and cut into parts. Each part becomes one file of rows, written when
-the last of its images is done; a part that is there is never predicted again.
+the last of its images is done; a part that is there is never predicted again. `estimate_bulk` says from a few
+hundred images what all of this would take.
 """
 
+import os
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
-from didicm.checkpoint import HUB
-from didicm.data import EvalTransform
-from didicm.data.listing import ImageRef, Listing, list_images
-from didicm.data.loader import batch_loader, started
-from didicm.evaluation.calibration import weights_digest
+from didicm.data.listing import NO_IMAGES, ImageRef, Listing, list_images
+from didicm.errors import UserError
+from didicm.inference.onnx import SUFFIX, OnnxPredictor
 from didicm.inference.parts import BulkSettings as BulkSettings
-from didicm.inference.parts import Estimate, Parts, estimate, written_down
+from didicm.inference.parts import Parts, written_down
 from didicm.inference.parts import Tally as Tally
-from didicm.inference.prediction import why_unreadable
-from didicm.inference.predictor import Predictor
-from didicm.inference.rows import Floats, Format, Outliers, Rows, RowWriter, join_rows, make_rows
+from didicm.inference.prediction import Answers, BasePredictor, Batch, Work, decode
+from didicm.inference.rows import Format, Outliers, Rows, RowWriter, join_rows, make_rows
 from didicm.values import plain
 
 Engine: TypeAlias = Literal["local", "ray"]
 Progress: TypeAlias = Callable[["Tally", int], None]
 FORMAT = 1
+SAMPLE = 256  # images that an estimate measures
 
 
 def predict(
-    model: str | Path | Predictor,
+    model: str | Path | BasePredictor,
     images: Sequence[str],
     out: str | Path,
     *,
@@ -49,7 +49,7 @@ def predict(
     """Write a row for every image; run it again to go on after a crash. Returns what was done now.
 
     Args:
-        model: a run, a model directory, `hf://owner/name`, or a loaded predictor.
+        model: a run, a model directory, `hf://owner/name`, an exported model (.onnx), or a loaded predictor.
         images: files, folders, patterns, tar and parquet files; `-` stands for `lines`.
         out: a file, if its suffix says so (.jsonl, .csv, .parquet), else a folder of parts.
         format: of the parts in a folder; by default JSON lines.
@@ -61,7 +61,7 @@ def predict(
         progress: called with what is done and the number of images that were to do.
         force: replace a file that is there already.
     """
-    predictor = model if isinstance(model, Predictor) else Predictor.load(model)
+    predictor = model if isinstance(model, BasePredictor) else _load(model)
     settings, parts, done = settings or BulkSettings(), Parts(Path(out), format, shard, force=force), Tally()
     writer = RowWriter(parts.format, predictor.class_names)
     with parts.owned(), written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
@@ -78,6 +78,14 @@ def predict(
     return done
 
 
+def _load(model: str | Path) -> BasePredictor:
+    if str(model).endswith(SUFFIX):
+        return OnnxPredictor.load(model)
+    from didicm.inference.predictor import Predictor  # exported models do without PyTorch
+
+    return Predictor.load(model)
+
+
 @dataclass(frozen=True)
 class BulkJob:
     """All that a process needs to know to turn parts of a listing into files of rows; a predictor apart."""
@@ -87,10 +95,12 @@ class BulkJob:
     writer: RowWriter
     settings: BulkSettings
 
-    def run(self, predictor: Predictor, numbers: Sequence[int]) -> Iterator[Tally]:
+    def run(self, predictor: BasePredictor, numbers: Sequence[int]) -> Iterator[Tally]:
         """Predict and write some parts, batch by batch; images are decoded ahead, across the ends of parts."""
         collected: list[Rows] = []
-        for batch in self._batches(predictor, numbers):
+        batches_per_part = -(-self.settings.part_size // self.settings.batch_size)
+        workers = min(self.settings.workers, len(numbers) * batches_per_part)
+        for batch in predictor.decoded(_Work(self.listing, numbers, self.settings.batch_size), workers):
             rows = predict_batch(predictor, batch, self.settings)
             collected.append(rows)
             if batch.last:
@@ -99,77 +109,6 @@ class BulkJob:
             unreadable = sum(error is not None for error in rows.errors)
             yield Tally(len(rows), unreadable, int(rows.nfe.sum()))
 
-    def _batches(self, predictor: Predictor, numbers: Sequence[int]) -> Iterator["Batch"]:
-        batches_per_part = -(-self.settings.part_size // self.settings.batch_size)
-        workers = min(self.settings.workers, len(numbers) * batches_per_part)
-        work = _Work(self.listing, numbers, self.settings.batch_size)
-        return started(batch_loader(Decoder(predictor.model.transform), work, workers, predictor.model.device))
-
-
-class Batch(NamedTuple):
-    """Decoded images of one part; those that could not be read are black."""
-
-    part: int
-    last: bool  # of the part
-    names: list[str]
-    errors: list[str | None]
-    pixels: Tensor  # (B, H, W, C), uint8
-
-
-class Decoder(Dataset[Batch]):
-    """What a worker process does: it is given the images of a batch, and keeps nothing."""
-
-    def __init__(self, transform: EvalTransform) -> None:
-        self._transform = transform
-
-    def __getitem__(self, work: tuple[int, bool, list[ImageRef]]) -> Batch:
-        part, last, images = work
-        size, channels = self._transform.size, self._transform.channels
-        pixels = np.zeros((len(images), size, size, channels), dtype=np.uint8)
-        errors: list[str | None] = []
-        for image, row in zip(images, pixels, strict=True):
-            try:
-                with image.open() as opened:
-                    row[:] = np.asarray(self._transform.prepare(opened)).reshape(row.shape)
-                errors.append(None)
-            except Exception as error:  # a broken file can raise nearly anything from inside a decoder
-                errors.append(why_unreadable(error))
-        return Batch(part, last, [image.name for image in images], errors, torch.from_numpy(pixels))
-
-
-def predict_batch(predictor: Predictor, batch: Batch, settings: BulkSettings) -> Rows:
-    """Rows of decoded images."""
-    model, count = predictor.model, len(batch.names)
-    probs: Floats = np.zeros((count, len(predictor.class_names)), dtype=np.float32)
-    nfe, inside = np.zeros(count, dtype=np.int64), None if predictor.rule is None else probs > 0
-    rule = None if predictor.calibration is None else predictor.calibration.outliers
-    outliers = None if rule is None else Outliers(np.zeros(count), np.zeros(count, dtype=bool))
-    if any(error is None for error in batch.errors):
-        pixels = batch.pixels.to(model.device, non_blocking=True)
-        if predictor.compiled and count < settings.batch_size:  # another shape would be compiled anew
-            pixels = torch.cat([pixels, pixels.new_zeros(settings.batch_size - count, *pixels.shape[1:])])
-        answered, sets, calls, found = predictor.answers(model.transform.finish(pixels.permute(0, 3, 1, 2)))
-        probs, inside = answered[:count], None if sets is None else sets[:count]
-        nfe = np.where([error is None for error in batch.errors], calls[:count], 0)
-        outliers = None if found is None else Outliers(found.scores[:count], found.unlike[:count])
-    names, errors = batch.names, batch.errors
-    return make_rows(names, errors, probs, nfe, inside, outliers, top=settings.top, all_probs=settings.all_probs)
-
-
-def estimate_bulk(
-    predictor: Predictor, images: Iterable[ImageRef], writer: RowWriter, settings: BulkSettings
-) -> Estimate:
-    """What many images would take, from a few hundred."""
-    decoder = Decoder(predictor.model.transform)
-    return estimate(
-        images,
-        writer,
-        settings,
-        decode=lambda batch: decoder[0, False, list(batch)],
-        predict=lambda _, decoded: predict_batch(predictor, decoded, settings),
-        on_cpu=predictor.model.device.type == "cpu",
-    )
-
 
 class _Work:
     """The batches of some parts, read from the listing as they are asked for."""
@@ -177,7 +116,7 @@ class _Work:
     def __init__(self, listing: Listing, numbers: Sequence[int], batch_size: int) -> None:
         self._listing, self._numbers, self._batch_size = listing, numbers, batch_size
 
-    def __iter__(self) -> Iterator[tuple[int, bool, list[ImageRef]]]:
+    def __iter__(self) -> Iterator[Work]:
         for number in self._numbers:
             images = self._listing.part(number)
             for start in range(0, len(images), self._batch_size):
@@ -185,19 +124,33 @@ class _Work:
                 yield number, end >= len(images), images[start:end]
 
 
-def _plan(predictor: Predictor, listing: Listing, settings: BulkSettings) -> dict[str, Any]:
+def predict_batch(predictor: BasePredictor, batch: Batch, settings: BulkSettings) -> Rows:
+    """Rows of decoded images."""
+    good = np.array([error is None for error in batch.errors])
+    if good.any():
+        found = predictor.answer_pixels(batch.pixels, settings.batch_size)
+    else:
+        probs = np.zeros((len(good), len(predictor.class_names)), dtype=np.float32)
+        outliers = Outliers(np.zeros(len(good)), good) if predictor.scores_outliers else None
+        found = Answers(probs, None if predictor.rule is None else probs > 0, good.astype(np.int64), outliers)
+    return make_rows(
+        batch.names,
+        batch.errors,
+        np.asarray(found.probs),
+        np.where(good, found.nfe, 0),
+        found.sets,
+        found.outliers,
+        top=settings.top,
+        all_probs=settings.all_probs,
+    )
+
+
+def _plan(predictor: BasePredictor, listing: Listing, settings: BulkSettings) -> dict[str, Any]:
     """All that decides what is written, rounding apart."""
-    model, rule, calibration = predictor.model, predictor.rule, predictor.calibration
-    outliers = None if calibration is None else calibration.outliers
-    sampler, identity = model.classifier.resolve(**model.sampler)
     return {
         "format": FORMAT,
         "images": {"count": listing.count, "sha256": listing.digest},
-        "model": str(model.place) if str(model.place).startswith(HUB) else weights_digest(Path(model.place)),
-        "transform": model.transform.to_dict(),
-        "sampler": {**({} if sampler is None else asdict(sampler)), **identity} or None,
-        "calibration": None if calibration is None else [calibration.temperature, rule and rule.to_dict()],
-        **({} if outliers is None else {"outliers": outliers.to_dict()}),
+        **predictor.identity(),
         **{name: plain(asked) for name, asked in predictor.adjusting.items() if asked is not None},
         "top": settings.top,
         "all_probs": settings.all_probs,
@@ -205,7 +158,71 @@ def _plan(predictor: Predictor, listing: Listing, settings: BulkSettings) -> dic
     }
 
 
-def _on_ray(job: BulkJob, predictor: Predictor, numbers: Sequence[int], actors: int | None) -> Iterator[Tally]:
+def _on_ray(job: BulkJob, predictor: BasePredictor, numbers: Sequence[int], actors: int | None) -> Iterator[Tally]:
     from didicm.inference.on_ray import predict_on_ray  # Ray is an extra
 
     return predict_on_ray(job, predictor, numbers, actors)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Measured costs of an image, and what follows for many."""
+
+    images: int  # that were measured
+    unreadable: int
+    decoding: float  # seconds per image, of one worker
+    network: float  # seconds per image, of the device; all cores of a CPU
+    row: float  # bytes
+    cores: int  # that decoding and network share; 0 where the network has a GPU
+    part_size: int
+
+    def seconds(self, images: float, workers: int, devices: int = 1) -> float:
+        """Time for so many images on so many devices, each with its own `workers`, or decoding itself without."""
+        if not workers:
+            each = self.decoding + self.network
+        else:
+            each = max(self.network, self.decoding / workers)
+            if self.cores:  # what both need in sum, shared by all cores
+                each = max(each, self.network + self.decoding / self.cores)
+        return images * each / devices
+
+    def files(self, images: int) -> int:
+        """Parts of a folder."""
+        return -(-images // self.part_size)
+
+    def bytes(self, images: int) -> float:
+        """Size of all rows."""
+        return images * self.row
+
+
+def estimate_bulk(
+    predictor: BasePredictor, images: Iterable[ImageRef], writer: RowWriter, settings: BulkSettings
+) -> Estimate:
+    """Decode, predict and write the first few hundred images, each step by itself; nothing is kept."""
+    sample = list(islice(images, SAMPLE))
+    if not sample:
+        raise UserError(NO_IMAGES)
+    size = min(settings.batch_size, -(-len(sample) // 2))  # at least two batches: the first one warms up
+    rows, decoding, network, timed = [], 0.0, 0.0, 0
+    for start in range(0, len(sample), size):
+        batch = sample[start : start + size]
+        begun = time.perf_counter()
+        seen = decode((0, False, batch), predictor.prepare)
+        decoded = time.perf_counter()
+        rows.append(predict_batch(predictor, seen, settings))
+        if start or len(sample) == 1:
+            decoding, network = decoding + decoded - begun, network + time.perf_counter() - decoded
+            timed += len(batch)
+    joined = join_rows(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        writer.write(Path(folder) / "rows", joined)
+        written = (Path(folder) / "rows").stat().st_size
+    return Estimate(
+        images=len(sample),
+        unreadable=sum(error is not None for error in joined.errors),
+        decoding=decoding / timed,
+        network=network / timed,
+        row=written / len(sample),
+        cores=(os.cpu_count() or 1) if predictor.on_cpu else 0,
+        part_size=settings.part_size,
+    )

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from didicm.checkpoint import (
     CALIBRATION,
@@ -57,7 +60,7 @@ def push(source: str | Path, destination: str, *, private: bool = False) -> Push
     checkpoint, calibration = load(directory), load_calibration(directory)
     evaluations, notes = _evaluations({Path(source), directory}, checkpoint)
     config = read_json(directory / CONFIG, "restore it from a copy")
-    files: dict[str, bytes | Path] = {
+    uploads: dict[str, bytes | Path] = {
         WEIGHTS: directory / WEIGHTS,
         CONFIG: to_json({**config, "label_names": checkpoint.class_names}).encode(),
         CARD: model_card(repo, checkpoint, calibration, evaluations).encode(),
@@ -66,10 +69,10 @@ def push(source: str | Path, destination: str, *, private: bool = False) -> Push
         notes.append("there is no calibration: didicm calibrate adds one")
     else:
         stored = read_json(directory / CALIBRATION, "calibrate again")
-        files[CALIBRATION] = to_json({**stored, "fitted_on": _public(stored["fitted_on"])}).encode()
+        uploads[CALIBRATION] = to_json({**stored, "fitted_on": _public(stored["fitted_on"])}).encode()
         if calibration.outliers is not None:
-            files[OUTLIERS] = directory / OUTLIERS
-    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in files.items()]
+            uploads[OUTLIERS] = directory / OUTLIERS
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in uploads.items()]
     api = HfApi()
     try:
         api.create_repo(repo, private=private, exist_ok=True)
@@ -79,7 +82,7 @@ def push(source: str | Path, destination: str, *, private: bool = False) -> Push
         raise UserError(
             f"{destination} cannot be written: {first}; check the name, your login and the network"
         ) from error
-    return Pushed(HUB + repo, list(files), notes)
+    return Pushed(HUB + repo, list(uploads), notes)
 
 
 def model_card(
@@ -96,36 +99,25 @@ def model_card(
         model_name=name if evaluations else None,
         eval_results=_eval_results(evaluations) or None,
     )
-    parts = [
-        f"---\n{data.to_yaml()}\n---",
-        f"# {name}",
-        f"{_kind(checkpoint)} for {checkpoint.classifier.num_classes} classes, trained with didicm. It answers "
-        "with a posterior: a probability for every class, not only the most probable one.",
-        f"## Intended use\n\n{_USE}",
-        "## How to load it\n\n" + _LOAD.format(address=HUB + repo),
-        "## How good it is\n\n" + ("\n\n".join(map(_metrics_table, evaluations)) or "Not evaluated yet."),
-        "## Calibration\n\n" + _calibration_text(calibration),
-        "## Classes\n\n" + _class_list(checkpoint.class_names),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-_USE = """\
-It is meant for images of the kind it was trained and evaluated on, and for these classes only: an image of
-anything else gets a posterior over them all the same. What is said below of its probabilities and sets holds for
-images like those it was measured on; check it on your own with `didicm evaluate` before you rely on it."""
-
-_LOAD = """\
-```python
-import didicm
-
-predictor = didicm.Predictor.load("{address}")
-prediction = predictor("image.jpg")  # classes with probabilities, entropy, conformal set
-```
-
-```sh
-didicm predict {address} image.jpg
-```"""
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    source = files("didicm.inference").joinpath("card.md.j2").read_text(encoding="utf-8")
+    return environment.from_string(source).render(
+        data=data.to_yaml(),
+        name=name,
+        kind=_kind(checkpoint),
+        num_classes=checkpoint.classifier.num_classes,
+        address=HUB + repo,
+        evaluations=evaluations,
+        condition=_condition,
+        metrics=METRICS,
+        meanings=MEANINGS,
+        calibration=calibration,
+        calibration_file=CALIBRATION,
+        source=_public(calibration.fitted_on) if calibration else {},
+        class_names=checkpoint.class_names,
+        most_classes=MOST_CLASSES,
+        config_file=CONFIG,
+    )
 
 
 def _kind(checkpoint: Checkpoint) -> str:
@@ -179,41 +171,3 @@ def _eval_results(evaluations: Sequence[Mapping[str, Any]]) -> list[Any]:
 def _condition(evaluation: Mapping[str, Any]) -> str:
     corruption = evaluation.get("corruption")
     return f"{evaluation['images']}, {corruption}" if corruption else str(evaluation["images"])
-
-
-def _metrics_table(evaluation: Mapping[str, Any]) -> str:
-    rows = [
-        f"{evaluation['num_images']} images: {_condition(evaluation)}\n",
-        "| | value | 95 % interval |",
-        "|---|---|---|",
-    ]
-    for name in METRICS:
-        low, high = evaluation["intervals"].get(name, (None, None))
-        interval = "" if low is None else f"{low:.4f} to {high:.4f}"
-        rows.append(f"| {MEANINGS[name][0]} | {evaluation['metrics'][name]:.4f} | {interval} |")
-    for name, sets in evaluation["conformal"].items():
-        share = f"coverage of {name.upper()} sets, {100 * sets['target']:g} % aimed at"
-        rows.append(f"| {share}; {sets['mean_size']:.2f} classes each | {sets['coverage']:.4f} | |")
-    return "\n".join(rows)
-
-
-def _calibration_text(calibration: Calibration | None) -> str:
-    if calibration is None:
-        return "None: the probabilities are as the network gives them, and there are no conformal sets."
-    source = _public(calibration.fitted_on)
-    rules = ", ".join(
-        f"{name.upper()} with alpha {rule.alpha:g}{' for every class' if rule.per_class else ''}"
-        for name, rule in calibration.conformal.items()
-    )
-    return (
-        f"`{CALIBRATION}` holds a temperature of {calibration.temperature:.3g} and conformal sets ({rules}), "
-        f"fitted to {source.get('images', 'some')} held-out images ({source.get('split') or source.get('data')})."
-    )
-
-
-def _class_list(class_names: Sequence[str] | None) -> str:
-    if class_names is None:
-        return "The classes have numbers, no names."
-    listed = "\n".join(f"- {name}" for name in class_names[:MOST_CLASSES])
-    more = len(class_names) - MOST_CLASSES
-    return listed + (f"\n- and {more} more: `label_names` in `{CONFIG}` has them all" if more > 0 else "")

@@ -6,6 +6,7 @@ The machines must see the model, the images and the output under the same names.
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from didicm.errors import UserError, reason
 from didicm.inference.bulk import BulkJob, Tally
+from didicm.inference.prediction import BasePredictor
 from didicm.inference.predictor import Predictor
 
 AHEAD = 4  # times that an actor is given work, at least: the last to finish then keeps the others waiting less
@@ -33,11 +35,10 @@ class Actor:
 
 
 def predict_on_ray(
-    job: BulkJob, predictor: Predictor, numbers: Sequence[int], actors: int | None
+    job: BulkJob, predictor: BasePredictor, numbers: Sequence[int], actors: int | None
 ) -> Iterator[Tally]:
     """Predict parts on the cluster that RAY_ADDRESS names, or on this machine."""
     try:
-        import ray
         import ray.data
     except ImportError:
         raise UserError('--engine ray needs Ray: pip install "didicm[ray]"') from None
@@ -46,38 +47,43 @@ def predict_on_ray(
     if not numbers:
         return
     source, loading = predictor.origin
-    ours = not ray.is_initialized()
-    if ours:
-        try:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # a cluster that cannot be reached, a machine too busy to start one, ...
-            raise UserError(
-                f"Ray cannot be started ({reason(error)}): check RAY_ADDRESS, or leave out --engine ray"
-            ) from error
-    try:
-        found: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    with ray_session("--engine ray") as session:
+        found: Mapping[str, float] = session.cluster_resources()
         gpus = 0 if loading["device"] == "cpu" else int(found.get("GPU", 0))
         count = min(actors or gpus or int(found.get("CPU", 1)), len(numbers))
         at_once = max(1, len(numbers) // (AHEAD * count))
-        _quiet(ray.data.DataContext.get_current())
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = context.print_on_execution_start = False  # our own display is enough
         work = ray.data.from_items([int(k) for k in numbers], override_num_blocks=-(-len(numbers) // at_once))
         arguments = (os.getcwd(), source, {**loading, "device": "auto" if gpus else "cpu"}, job)
         done = work.map_batches(
             Actor, batch_size=at_once, compute=ray.data.ActorPoolStrategy(size=count),
             fn_constructor_args=arguments, num_gpus=1 if gpus else None, num_cpus=None if gpus else 1,
         )  # fmt: skip
-        for row in done.iter_rows():
-            yield Tally(**{name: int(value) for name, value in row.items()})
-    except ray.exceptions.RayTaskError as error:
-        raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from error
-    except ray.exceptions.RayError as error:
-        raise UserError(f"the work on Ray failed ({reason(error)}): run it again to go on") from error
+        try:
+            for row in done.iter_rows():
+                yield Tally(**{name: int(value) for name, value in row.items()})
+        except ray.exceptions.RayTaskError as error:
+            raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from error
+        except ray.exceptions.RayError as error:
+            raise UserError(f"the work on Ray failed ({reason(error)}): run it again to go on") from error
+
+
+@contextmanager
+def ray_session(option: str) -> Iterator[Any]:
+    """Ray, on the cluster that RAY_ADDRESS names or on this machine; ended again unless it was there before."""
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # a cluster that cannot be reached, a machine too busy to start one, ...
+            raise UserError(
+                f"Ray cannot be started ({reason(error)}): check RAY_ADDRESS, or leave out {option}"
+            ) from error
+    try:
+        yield ray
     finally:
         if ours:
             ray.shutdown()
-
-
-def _quiet(context: Any) -> None:
-    """Our own display of progress is enough."""
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False

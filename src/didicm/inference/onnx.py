@@ -1,20 +1,22 @@
 """Run a model that `didicm export` wrote: by ONNX Runtime, without PyTorch."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from didicm.data.decode import resize_and_crop, to_channels
 from didicm.data.picture import Picture
-from didicm.errors import UserError, did_you_mean, reason
+from didicm.errors import UserError, reason
 from didicm.evaluation.label_sets import ConformalRule
-from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment, note_on_sets
-from didicm.inference.prediction import Array, Prediction, Source, read_source
-from didicm.inference.rows import Floats, Outliers
+from didicm.files import sha256
+from didicm.inference.adjust import adjusted
+from didicm.inference.prediction import Answers, Array, BasePredictor, Batch, Work, decode
+from didicm.inference.rows import Outliers
 
 SUFFIX = ".onnx"
 FORMAT = 1
@@ -61,32 +63,15 @@ class Metadata:
         return None if self.outliers is None else float(self.outliers["threshold"])
 
 
-class OnnxPredictor:
+class OnnxPredictor(BasePredictor):
     """An exported model ready for use, as `Predictor` is: `OnnxPredictor.load("model.onnx")("cat.jpg")`."""
 
-    def __init__(
-        self,
-        session: Any,
-        metadata: Metadata,
-        path: Path,
-        *,
-        conformal: str = "lac",
-        note: str = "",
-        classes: Sequence[str] | None = None,
-        prior: Prior | None = None,
-        taxonomy: Taxonomy | None = None,
-    ) -> None:
-        self.session, self.metadata, self.note = session, metadata, note
-        self.path, self.adjusting = path, {"classes": classes, "prior": prior, "taxonomy": taxonomy}
-        self.adjustment = make_adjustment(
-            metadata.class_names, metadata.training_prior, classes=classes, prior=prior, taxonomy=taxonomy
-        )
-        self.class_names = metadata.class_names if self.adjustment is None else self.adjustment.names
+    def __init__(self, session: Any, metadata: Metadata, path: Path, **asked: Any) -> None:
         rules = {name: ConformalRule.from_dict(rule) for name, rule in metadata.conformal.items()}
-        if rules and conformal not in rules:
-            raise UserError(f"there are no conformal sets {conformal!r}: {did_you_mean(conformal, rules)}")
-        self.rule = kept_rule(rules.get(conformal), self.adjustment)
-        self.note += note_on_sets(rules.get(conformal), self.adjustment)
+        super().__init__(metadata.class_names, metadata.training_prior, rules, **asked)
+        self.session, self.metadata, self.path = session, metadata, path
+        self.on_cpu = "CUDAExecutionProvider" not in session.get_providers()
+        self.scores_outliers = metadata.outliers is not None
 
     @classmethod
     def load(
@@ -114,31 +99,7 @@ class OnnxPredictor:
         note = f"{path}: as exported, {calibrated}"
         return cls(session, metadata, Path(path), conformal=conformal, note=note, **adjusting)
 
-    @overload
-    def __call__(self, images: Source, *, batch_size: int = ...) -> Prediction: ...
-    @overload
-    def __call__(
-        self, images: list[Source] | tuple[Source, ...], *, batch_size: int = ...
-    ) -> list[Prediction]: ...
-    def __call__(
-        self, images: Source | list[Source] | tuple[Source, ...], *, batch_size: int = 32
-    ) -> Prediction | list[Prediction]:
-        """Predict one image, or a list of them: paths, files, bytes, PIL images, or 8-bit pixels."""
-        if not isinstance(images, (list, tuple)):
-            return self([images])[0]
-        if batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, got {batch_size}")
-        predictions: list[Prediction] = []
-        for start in range(0, len(images), batch_size):
-            predictions += self.predict_batch([self.read(image) for image in images[start : start + batch_size]])
-        return predictions
-
-    def read(self, image: Source) -> Array:
-        """What the graph takes of an image: upright, in its channels and size, 8-bit pixels (H, W, C)."""
-        return read_source(image, self.prepare)
-
     def prepare(self, image: Picture) -> Array:
-        """`read` of an opened image."""
         transform = self.metadata.transform
         size, image = transform["size"], to_channels(image, transform["channels"])
         image = resize_and_crop(image, size, transform["crop_pct"], transform["interpolation"])
@@ -152,26 +113,35 @@ class OnnxPredictor:
             raise FloatingPointError("the model answered with numbers that are not finite: its weights are broken")
         return found[0], found[1] if len(found) > 1 else None
 
-    def answers(self, images: Array) -> tuple[Floats, Bools | None, Outliers | None]:
-        """Adjusted probabilities and conformal sets (B, M), and outliers, of images that `read` made."""
-        probs, scores = self.posterior(images)
+    def answers(self, images: Array | Sequence[Array], *, trajectory: bool = False) -> Answers:
+        """Answers about images (B, H, W, C) that `read` made."""
+        probs, scores = self.posterior(np.asarray(images))
         threshold = self.metadata.outlier_threshold
         outliers = None if scores is None or threshold is None else Outliers(scores, scores > threshold)
-        return *adjusted(probs, self.rule, self.adjustment), outliers
+        calls = np.full(len(probs), self.metadata.calls)
+        return Answers(*adjusted(probs, self.rule, self.adjustment), calls, outliers)
 
-    def predict_batch(self, images: Sequence[Array]) -> list[Prediction]:
-        """Predict images that `read` made."""
-        probs, sets, outliers = self.answers(np.stack(images))
-        return [
-            Prediction.of(
-                row,
-                self.class_names,
-                None if sets is None else sets[i],
-                None,
-                *((None, None) if outliers is None else (outliers.scores[i].item(), outliers.unlike[i].item())),
-            )
-            for i, row in enumerate(probs)
-        ]
+    def answer_pixels(self, pixels: Array, batch_size: int) -> Answers:
+        return self.answers(pixels)
+
+    def decoded(self, work: Iterable[Work], workers: int) -> Iterator[Batch]:
+        """Batches of images, each decoded by so many threads: decoders release Python's lock."""
+        with ThreadPoolExecutor(max(1, workers)) as pool:
+            for images in work:
+                yield decode(images, self.prepare, pool.map)
+
+    def describe(self) -> dict[str, Any]:
+        metadata = self.metadata
+        return {
+            "kind": "diffusion classifier" if metadata.sampler else "standard classifier",
+            "engine": "onnxruntime",
+            "input": {name: metadata.transform[name] for name in ("size", "channels")},
+            "sampler": metadata.sampler[0] if metadata.sampler else None,
+            "calibrated": metadata.temperature is not None,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        return {"model": sha256(self.path), "conformal": self.rule and self.rule.to_dict()}
 
 
 def _open_session(path: Path, device: str) -> Any:

@@ -1,24 +1,22 @@
 """Rows on disk that survive a crash: numbered parts, each written at once, and a plan that says what they are of.
 
 A folder keeps its parts. A file is joined from them at the end; until then they lie in a hidden folder beside it.
-`estimate` says from a few hundred images what all of this would take.
 """
 
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from didicm.data.listing import NO_IMAGES, ImageRef, Listing, write_listing
 from didicm.errors import UserError
 from didicm.files import read_json, to_json, write_files, writing
-from didicm.inference.rows import SUFFIXES, Format, Rows, RowWriter, join_rows
+from didicm.inference.rows import SUFFIXES, Format, Rows, RowWriter
 from didicm.processes import LOCK, held
 from didicm.text import count
 
@@ -31,8 +29,6 @@ OTHER_FILES = frozenset((
     ".hdf5", ".db", ".sqlite", ".pq", ".arrow", ".feather", ".orc", ".gz", ".bz2", ".xz", ".zst", ".zip", ".tar",
     ".onnx",
 ))  # fmt: skip
-T = TypeVar("T")
-SAMPLE = 256  # images that are measured
 
 
 @dataclass(frozen=True)
@@ -163,73 +159,3 @@ def written_down(images: Iterable[ImageRef], folder: Path, part_size: int) -> It
         yield listing
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Measured costs of an image, and what follows for many."""
-
-    images: int  # that were measured
-    unreadable: int
-    decoding: float  # seconds per image, of one worker
-    network: float  # seconds per image, of the device; all cores of a CPU
-    row: float  # bytes
-    cores: int  # that decoding and network share; 0 where the network has a GPU
-    part_size: int
-
-    def seconds(self, images: float, workers: int, devices: int = 1) -> float:
-        """Time for so many images on so many devices, each with its own `workers`, or decoding itself without."""
-        if not workers:
-            each = self.decoding + self.network
-        else:
-            each = max(self.network, self.decoding / workers)
-            if self.cores:  # what both need in sum, shared by all cores
-                each = max(each, self.network + self.decoding / self.cores)
-        return images * each / devices
-
-    def files(self, images: int) -> int:
-        """Parts of a folder."""
-        return -(-images // self.part_size)
-
-    def bytes(self, images: int) -> float:
-        """Size of all rows."""
-        return images * self.row
-
-
-def estimate(
-    images: Iterable[ImageRef],
-    writer: RowWriter,
-    settings: BulkSettings,
-    *,
-    decode: Callable[[Sequence[ImageRef]], T],
-    predict: Callable[[Sequence[ImageRef], T], Rows],
-    on_cpu: bool,
-) -> Estimate:
-    """Decode, predict and write the first few hundred images, each step by itself; nothing is kept."""
-    sample = list(islice(images, SAMPLE))
-    if not sample:
-        raise UserError(NO_IMAGES)
-    size = min(settings.batch_size, -(-len(sample) // 2))  # at least two batches: the first one warms up
-    rows, decoding, network, timed = [], 0.0, 0.0, 0
-    for start in range(0, len(sample), size):
-        batch = sample[start : start + size]
-        begun = time.perf_counter()
-        seen = decode(batch)
-        decoded = time.perf_counter()
-        rows.append(predict(batch, seen))
-        if start or len(sample) == 1:
-            decoding, network = decoding + decoded - begun, network + time.perf_counter() - decoded
-            timed += len(batch)
-    joined = join_rows(rows)
-    with tempfile.TemporaryDirectory() as folder:
-        writer.write(Path(folder) / "rows", joined)
-        written = (Path(folder) / "rows").stat().st_size
-    return Estimate(
-        images=len(sample),
-        unreadable=sum(error is not None for error in joined.errors),
-        decoding=decoding / timed,
-        network=network / timed,
-        row=written / len(sample),
-        cores=(os.cpu_count() or 1) if on_cpu else 0,
-        part_size=settings.part_size,
-    )

@@ -1,23 +1,32 @@
 """What a model says about an image, and which images it can be asked about; shared by all ways to run a model."""
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, Any, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from didicm.data import UnreadableImageError, open_image, readable
+from didicm.data.listing import ImageRef
 from didicm.data.many_channels import MOST_CHANNELS
 from didicm.data.picture import Bands, Picture, from_pixels
-from didicm.errors import UserError, reason
+from didicm.errors import UserError, did_you_mean, reason
+from didicm.evaluation.label_sets import ConformalRule
+from didicm.inference.adjust import Bools, Prior, Taxonomy, kept_rule, make_adjustment, note_on_sets
+from didicm.inference.rows import Outliers
 
+FIXED = "this model answers as it was exported: leave out steps, sampler and trajectory"
 T = TypeVar("T")
 Array: TypeAlias = np.ndarray[Any, Any]
 # A path, an open file or its bytes, a PIL image, or 8-bit pixels (H, W) or (H, W, C).
 Source: TypeAlias = str | Path | bytes | IO[bytes] | Picture | Array
+Work: TypeAlias = tuple[int, bool, list[ImageRef]]  # a part's number, whether these are its last images, and they
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,154 @@ class Prediction:
             outlier_score=outlier_score,
             unlike_training=unlike_training,
         )
+
+
+class Answers(NamedTuple):
+    """What a model says about B images."""
+
+    probs: Any  # (B, M), a tensor or an array
+    sets: Bools | None  # (B, M), which classes are in the conformal sets
+    nfe: npt.NDArray[np.int64]  # (B,), network calls
+    outliers: Outliers | None
+    states: Sequence[tuple[float, Any]] = ()  # times from 1 to 0, each with probabilities (B, M), if asked for
+
+
+class Batch(NamedTuple):
+    """Decoded images of one part; those that could not be read are black."""
+
+    part: int
+    last: bool  # of the part
+    names: list[str]
+    errors: list[str | None]
+    pixels: Any  # (B, H, W, C), uint8, a tensor or an array
+
+
+class BasePredictor(ABC):
+    """A model ready for use, whatever runs it; as declared here, one that answers as it was exported."""
+
+    has_trajectory = False  # whether the posterior comes about step by step
+    compiled = False
+    on_cpu: bool  # whether it shares the cores with the decoding of images
+    scores_outliers: bool  # whether it knows how unlike the training images an image is
+    origin: tuple[str, dict[str, Any]] | None = None  # what `load` needs in another process
+
+    def __init__(
+        self,
+        class_names: list[str],
+        training_prior: Mapping[str, Any] | None,
+        rules: Mapping[str, ConformalRule],
+        *,
+        conformal: str = "lac",
+        note: str = "",
+        classes: Sequence[str] | None = None,
+        prior: Prior | None = None,
+        taxonomy: Taxonomy | None = None,
+    ) -> None:
+        if rules and conformal not in rules:
+            raise UserError(f"there are no conformal sets {conformal!r}: {did_you_mean(conformal, rules)}")
+        self.conformal, self.training_prior = conformal, training_prior
+        self.adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
+        self.adjustment = make_adjustment(class_names, training_prior, **self.adjusting)
+        self.class_names = class_names if self.adjustment is None else self.adjustment.names
+        self.rule = kept_rule(rules.get(conformal), self.adjustment)
+        self.note = note + note_on_sets(rules.get(conformal), self.adjustment)
+
+    @abstractmethod
+    def prepare(self, image: Picture) -> Array:
+        """8-bit pixels (H, W, C) of an image: upright, in the model's channels and size."""
+
+    def see(self, image: Picture) -> Any:
+        """What the model is asked about: by default the pixels."""
+        return self.prepare(image)
+
+    @abstractmethod
+    def answers(self, images: Any, *, trajectory: bool = False) -> Answers:
+        """Answers about images that `see` or `read` made."""
+
+    @abstractmethod
+    def answer_pixels(self, pixels: Any, batch_size: int) -> Answers:
+        """Answers about pixels (B, H, W, C); `batch_size` is the usual B."""
+
+    @abstractmethod
+    def decoded(self, work: Iterable[Work], workers: int) -> Iterator[Batch]:
+        """Batches of images, decoded ahead by so many workers."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What anybody may know of the model: no paths."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """All of the model that decides its answers, rounding apart; for JSON."""
+
+    def changed(self, **sampler: Any) -> "BasePredictor":
+        """The same model asked with other settings of its sampler."""
+        raise UserError(FIXED)
+
+    def check_trajectory(self) -> None:
+        """Complain if the posterior does not come about step by step."""
+        raise UserError(FIXED)
+
+    @overload
+    def __call__(
+        self, images: list[Any] | tuple[Any, ...], *, trajectory: bool = ..., batch_size: int = ...
+    ) -> list[Prediction]: ...
+    @overload
+    def __call__(self, images: Any, *, trajectory: bool = ..., batch_size: int = ...) -> Prediction: ...
+    def __call__(
+        self, images: Any, *, trajectory: bool = False, batch_size: int = 32
+    ) -> Prediction | list[Prediction]:
+        """Predict one image, or a list of them: paths, files, bytes, PIL images, or 8-bit pixels."""
+        if not isinstance(images, (list, tuple)):
+            alone: list[Prediction] = self([images], trajectory=trajectory)
+            return alone[0]
+        if batch_size < 1:
+            raise UserError(f"batch_size must be at least 1, got {batch_size}")
+        predictions: list[Prediction] = []
+        for start in range(0, len(images), batch_size):
+            batch = [self.read(image) for image in images[start : start + batch_size]]
+            predictions += self.predict_batch(batch, trajectory=trajectory)
+        return predictions
+
+    def read(self, image: Source) -> Any:
+        """What `predict_batch` takes of an image; one that cannot be read is told by its name."""
+        return read_source(image, self.see)
+
+    def predict_batch(self, images: Any, *, trajectory: bool = False) -> list[Prediction]:
+        """Predict images that `read` made."""
+        if trajectory:
+            self.check_trajectory()
+        found = self.answers(images, trajectory=trajectory)
+        outliers = [(None, None)] * len(found.probs) if found.outliers is None else found.outliers.pairs()
+        return [
+            Prediction.of(
+                row,
+                self.class_names,
+                None if found.sets is None else found.sets[i],
+                [(time, state[i]) for time, state in found.states] if trajectory else None,
+                *outliers[i],
+            )
+            for i, row in enumerate(found.probs)
+        ]
+
+
+def decode(work: Work, prepare: Callable[[Picture], Array], each: Callable[..., Iterable[Any]] = map) -> Batch:
+    """Decode the images of a batch to pixels, `each` by itself."""
+    part, last, images = work
+    read: list[Array | str] = list(each(partial(_pixels_or_error, prepare), images))
+    seen = [found for found in read if not isinstance(found, str)]
+    black = np.zeros_like(seen[0]) if seen else np.zeros(0, dtype=np.uint8)
+    pixels = np.stack([black if isinstance(found, str) else found for found in read])
+    errors = [found if isinstance(found, str) else None for found in read]
+    return Batch(part, last, [image.name for image in images], errors, pixels)
+
+
+def _pixels_or_error(prepare: Callable[[Picture], Array], image: ImageRef) -> Array | str:
+    try:
+        with image.open() as opened:
+            return prepare(opened)
+    except Exception as error:  # a broken file can raise nearly anything from inside a decoder
+        return why_unreadable(error)
 
 
 def read_source(image: Source, transform: Callable[[Picture], T]) -> T:

@@ -2,58 +2,46 @@
 
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from didicm.checkpoint import HUB
+from didicm.data import EvalTransform
+from didicm.data.loader import batch_loader, started
+from didicm.data.picture import Picture
 from didicm.diffusion import Posterior, Step
 from didicm.errors import UserError
-from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration
+from didicm.evaluation.calibration import Calibration, apply_temperature, find_calibration, weights_digest
 from didicm.evaluation.stored import StoredModel, open_model
-from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted, kept_rule, make_adjustment, note_on_sets
+from didicm.inference.adjust import Bools, Prior, Taxonomy, adjusted
 from didicm.inference.optimize import optimize_for_inference
-from didicm.inference.prediction import Prediction, Source, read_source
+from didicm.inference.prediction import Answers, Array, BasePredictor, Batch, Source, Work, decode
 from didicm.inference.rows import Outliers
 
-Picture: TypeAlias = Source | Tensor  # 8-bit pixels (C, H, W)
-Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 COMPILERS = (os.environ.get("CXX", ""), "g++", "clang++")
 
 
-class Predictor:
+class Predictor(BasePredictor):
     """A trained model ready for use: `Predictor.load(directory)("cat.jpg")`."""
 
-    def __init__(
-        self,
-        model: StoredModel,
-        calibration: Calibration | None = None,
-        *,
-        conformal: str = "lac",
-        note: str = "",
-        classes: Sequence[str] | None = None,
-        prior: Prior | None = None,
-        taxonomy: Taxonomy | None = None,
-    ) -> None:
+    def __init__(self, model: StoredModel, calibration: Calibration | None = None, **asked: Any) -> None:
         if calibration is not None and calibration.posterior != model.posterior:
             raise UserError("the calibration was fitted with other settings: omit the calibration or the settings")
-        if calibration is not None and conformal not in calibration.conformal:
-            raise UserError(f"conformal must be one of {', '.join(calibration.conformal)}, got {conformal!r}")
-        self.model, self.calibration, self.conformal, self.note = model, calibration, conformal, note
-        self.adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
-        known = model.class_names
-        self.adjustment = make_adjustment(known, model.checkpoint.training_prior, **self.adjusting)
-        self.class_names = known if self.adjustment is None else self.adjustment.names
-        self.rule = None
-        if calibration is not None:
-            self.rule = kept_rule(calibration.conformal[conformal], self.adjustment)
-        self.compiled = False
-        self.origin: tuple[str, dict[str, Any]] | None = None  # what `load` needs in another process
+        rules = {} if calibration is None else calibration.conformal
+        super().__init__(model.class_names, model.checkpoint.training_prior, rules, **asked)
+        self.model, self.calibration = model, calibration
+        self.on_cpu = model.device.type == "cpu"
+        self.scores_outliers = calibration is not None and calibration.outliers is not None
+        sampler = model.resolved_sampler
+        self.has_trajectory = sampler is not None and sampler.method != "readout"
 
     @classmethod
     def load(
@@ -94,8 +82,6 @@ class Predictor:
             calibration, note = find_calibration(model.place, model.posterior)
         adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
         predictor = cls(model, calibration, conformal=conformal, note=note, **adjusting)
-        if calibration is not None:
-            predictor.note += note_on_sets(calibration.conformal[conformal], predictor.adjustment)
         asked = {"calibrated": calibrated, "size": size, "conformal": conformal, "optimize": optimize, **adjusting}
         predictor.origin = str(model.place), {"device": str(device), "compile": compile, **asked, **sampler}
         predictor.compiled = compile
@@ -104,81 +90,77 @@ class Predictor:
     def changed(self, **sampler: Any) -> "Predictor":
         """The same model asked with other settings of its sampler; a calibration that does not fit is left out."""
         model = replace(self.model, sampler={**self.model.sampler, **sampler})
-        calibration, posterior = self.calibration, model.posterior  # a wrong setting shows now
-        if calibration is not None and calibration.posterior != posterior:
-            note = "calibration left out: it was fitted with other settings"
-            return Predictor(model, note=note, **self.adjusting)
-        return Predictor(model, calibration, conformal=self.conformal, note=self.note, **self.adjusting)
+        posterior = model.posterior  # a wrong setting shows now
+        fits = self.calibration is None or self.calibration.posterior == posterior
+        calibration = self.calibration if fits else None
+        predictor = Predictor(model, calibration, conformal=self.conformal, **self.adjusting)
+        predictor.note = self.note if fits else "calibration left out: it was fitted with other settings"
+        return predictor
 
-    @overload
-    def __call__(self, images: Picture, *, trajectory: bool = ..., batch_size: int = ...) -> Prediction: ...
-    @overload
-    def __call__(
-        self, images: list[Picture] | tuple[Picture, ...], *, trajectory: bool = ..., batch_size: int = ...
-    ) -> list[Prediction]: ...
-    def __call__(
-        self,
-        images: Picture | list[Picture] | tuple[Picture, ...],
-        *,
-        trajectory: bool = False,
-        batch_size: int = 32,
-    ) -> Prediction | list[Prediction]:
-        """Predict one image, or a list of them: paths, files, bytes, PIL images, or 8-bit pixels."""
-        if not isinstance(images, (list, tuple)):
-            return self([images], trajectory=trajectory)[0]
-        if batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, got {batch_size}")
-        predictions: list[Prediction] = []
-        for start in range(0, len(images), batch_size):
-            batch = torch.stack([self.read(image) for image in images[start : start + batch_size]])
-            predictions += self.predict_batch(batch, trajectory=trajectory)
-        return predictions
-
-    def read(self, image: Picture) -> Tensor:
+    def read(self, image: Source | Tensor) -> Tensor:
         """What the network sees of an image (C, H, W): upright, in its channels and size, normalised."""
-        if isinstance(image, Tensor):
-            image = _tensor_pixels(image)
-        return read_source(image, self.model.transform)
+        seen: Tensor = super().read(_tensor_pixels(image) if isinstance(image, Tensor) else image)
+        return seen
 
-    def predict_batch(self, image: Tensor, *, trajectory: bool = False) -> list[Prediction]:
-        """Predict images (B, C, H, W) that `read` made."""
+    def prepare(self, image: Picture) -> Array:
+        return _pixels(self.model.transform, image)
+
+    def see(self, image: Picture) -> Tensor:
+        return self.model.transform(image)
+
+    def answers(self, images: Tensor | Sequence[Tensor], *, trajectory: bool = False) -> Answers:
+        """Answers about images (B, C, H, W) that `read` made."""
+        image = images if isinstance(images, Tensor) else torch.stack(list(images))
         self._check_shape(image)
-        if trajectory:
-            self.check_trajectory()
-        classifier = self.model.classifier
         steps: list[Step] = []
-        device = next(classifier.parameters()).device
         callback = steps.append if trajectory else None
-        posterior = classifier.posterior(image.to(device), callback, **self.model.sampler)
+        posterior = self.model.classifier.posterior(image.to(self.model.device), callback, **self.model.sampler)
+        calls = torch.full((len(image),), posterior.nfe) if posterior.calls is None else posterior.calls.cpu()
         probs, sets = self._answer(posterior.probs)
         start = torch.full_like(posterior.probs, 1 / posterior.probs.shape[1])
         path = [(1.0, start), *((step.time, step.probs) for step in steps)] if trajectory else []
         states = [(time, self._answer(state)[0]) for time, state in path]
-        outliers = self._outliers(posterior)
-        return [
-            Prediction.of(
-                row,
-                self.class_names,
-                None if sets is None else sets[i],
-                [(time, state[i]) for time, state in states] if trajectory else None,
-                *((None, None) if outliers is None else (outliers.scores[i].item(), outliers.unlike[i].item())),
-            )
-            for i, row in enumerate(probs)
-        ]
+        return Answers(probs, sets, calls.numpy(), self._outliers(posterior), states)
 
-    def answers(self, image: Tensor) -> tuple[Floats, Bools | None, npt.NDArray[np.int64], Outliers | None]:
-        """Probabilities and conformal sets (B, M), network calls (B,) and outliers of images that `read` made."""
-        posterior = self.model.classifier.posterior(image, **self.model.sampler)
-        calls = torch.full((len(image),), posterior.nfe) if posterior.calls is None else posterior.calls.cpu()
-        probs, sets = self._answer(posterior.probs)
-        return probs.numpy(), sets, calls.numpy(), self._outliers(posterior)
+    def answer_pixels(self, pixels: Tensor | Array, batch_size: int) -> Answers:
+        pixels = torch.as_tensor(pixels).to(self.model.device, non_blocking=True)
+        count = len(pixels)
+        if self.compiled and count < batch_size:  # another shape would be compiled anew
+            pixels = torch.cat([pixels, pixels.new_zeros(batch_size - count, *pixels.shape[1:])])
+        probs, sets, nfe, outliers, _ = self.answers(self.model.transform.finish(pixels.permute(0, 3, 1, 2)))
+        kept = None if outliers is None else Outliers(outliers.scores[:count], outliers.unlike[:count])
+        return Answers(probs[:count], None if sets is None else sets[:count], nfe[:count], kept)
+
+    def decoded(self, work: Iterable[Work], workers: int) -> Iterator[Batch]:
+        """Batches of images, decoded ahead by so many processes."""
+        return started(batch_loader(_Decoder(self.model.transform), work, workers, self.model.device))
 
     def check_trajectory(self) -> None:
-        """Complain if the posterior does not come about step by step."""
-        sampler = self.model.resolved_sampler
-        if sampler is None or sampler.method == "readout":
-            kind = "a standard classifier" if sampler is None else "sampler readout"
+        if not self.has_trajectory:
+            kind = "a standard classifier" if self.model.resolved_sampler is None else "sampler readout"
             raise UserError(f"{kind} answers in one network call: it has no trajectory over diffusion time")
+
+    def describe(self) -> dict[str, Any]:
+        sampler, transform = self.model.resolved_sampler, self.model.transform
+        return {
+            "kind": "standard classifier" if sampler is None else "diffusion classifier",
+            "engine": "pytorch",
+            "input": {"size": transform.size, "channels": transform.channels},
+            "sampler": None if sampler is None else sampler.identity(),
+            "calibrated": self.calibration is not None,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        place, rule, calibration = str(self.model.place), self.rule, self.calibration
+        sampler, resolved = self.model.classifier.resolve(**self.model.sampler)
+        outliers = None if calibration is None else calibration.outliers
+        return {
+            "model": place if place.startswith(HUB) else weights_digest(Path(place)),
+            "transform": self.model.transform.to_dict(),
+            "sampler": {**({} if sampler is None else asdict(sampler)), **resolved} or None,
+            "calibration": None if calibration is None else [calibration.temperature, rule and rule.to_dict()],
+            **({} if outliers is None else {"outliers": outliers.to_dict()}),
+        }
 
     def _check_shape(self, image: Tensor) -> None:
         transform = self.model.transform
@@ -201,6 +183,21 @@ class Predictor:
             probs = apply_temperature(probs, self.calibration.temperature)
         found, sets = adjusted(probs.numpy(), self.rule, self.adjustment)
         return torch.from_numpy(found), sets
+
+
+class _Decoder(Dataset[Batch]):
+    """What a worker process does: it is given the images of a batch, and keeps nothing."""
+
+    def __init__(self, transform: EvalTransform) -> None:
+        self._transform = transform
+
+    def __getitem__(self, work: Work) -> Batch:
+        batch = decode(work, partial(_pixels, self._transform))
+        return batch._replace(pixels=torch.from_numpy(batch.pixels))
+
+
+def _pixels(transform: EvalTransform, image: Picture) -> Array:
+    return np.asarray(transform.prepare(image)).reshape(transform.size, transform.size, -1)
 
 
 def optimized(model: StoredModel, *, compile: bool = False) -> StoredModel:

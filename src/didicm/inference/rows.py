@@ -35,6 +35,10 @@ class Outliers(NamedTuple):
     scores: Floats  # (B,)
     unlike: npt.NDArray[np.bool_]  # (B,)
 
+    def pairs(self) -> list[tuple[float, bool]]:
+        """Score and flag of each image."""
+        return list(zip(self.scores.tolist(), self.unlike.tolist(), strict=True))
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure as Drawing
 
@@ -27,50 +28,7 @@ from didicm.report.verdict import compared, verdict
 from didicm.text import quoted
 
 REPORT, TABLES, FIGURES = "report.html", "tables.md", "figures"
-CAPTIONS = {
-    "uncertainty": (
-        "Over uncertainty",
-        "The main sampler of each method, with 95 % intervals over seeds. No line joins conditions without order.",
-    ),
-    "gains": (
-        "Gains over the standard classifier",
-        "Up is better. Differences are paired by seed; where a bar crosses zero, noise may explain them.",
-    ),
-    "lengths": (
-        "Over training length",
-        "The best trial of each length in the search that chose the settings, by the NLL of held-out training "
-        "images as trained. A ring marks each method's peak, with which its seeds were trained.",
-    ),
-    "calls": (
-        "Network calls against quality",
-        "The same trained networks, sampled with more or fewer calls: over probabilities one call per step, over "
-        "labels one per step and chain, ensembles one per member. Lines across: standard classifiers, one call.",
-    ),
-    "steps": (
-        "Solvers over their steps",
-        "Every solver samples the same trained networks. The NLL axis leaves out what is far worse.",
-    ),
-    "reliability": (
-        "Reliability",
-        "Below the diagonal a classifier is overconfident. The least informative condition, as trained, all seeds "
-        "together; the ECE is the mean over seeds, as in the table.",
-    ),
-    "risk": (
-        "Answering only when confident",
-        "Errors among the answers if the least confident images are left to a person. Lower is better.",
-    ),
-    "entropy": ("Entropy of right and wrong answers", "A useful posterior is uncertain where it is wrong."),
-    "trajectories": (
-        "Posteriors through diffusion time",
-        "Test images as the network sees them under the least informative condition, from confident to uncertain, "
-        "with the classes that end as the most probable; a tick marks the true one.",
-    ),
-    "errors": (
-        "Where they err",
-        "Images that both get wrong, with both posteriors, as trained: ten at random, or all there are, of the "
-        "test images kept to look at, drawn with a fixed seed. A tick marks the true class.",
-    ),
-}
+CAPTIONS = yaml.safe_load(files("didicm.report").joinpath("captions.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -203,7 +161,7 @@ def _rendered(drawn: dict[str, Drawing | None]) -> list[Figure]:
             content = io.BytesIO()
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
             figure.savefig(content, format=kind, dpi=130, metadata=metadata)
-            rendered.append(Figure(name, *CAPTIONS[name], content.getvalue(), kind))
+            rendered.append(Figure(name, **CAPTIONS[name], data=content.getvalue(), kind=kind))
     return rendered
 
 

@@ -22,7 +22,7 @@ from didicm.report.records import Entry, Row
 from didicm.report.style import FRAME, drawing, looks
 from didicm.text import readable
 
-CLASSES = 5  # drawn of a posterior
+CLASSES, MOST_CLASSES = 5, 20  # drawn of a posterior, and at most
 SHOWN = 6  # images with their trajectories
 ERRORS, ERRORS_SEED = 10, 0  # images that both methods get wrong; which ones, on any machine
 
@@ -71,15 +71,16 @@ def draw_trajectory(axes: Axes, item: Traced, top: int = CLASSES, limit: float =
     axes.grid(alpha=0.25)
 
 
-def trajectory_picture(items: Sequence[Traced], *, columns: int = 1) -> Figure:
-    """Images, each beside its most probable classes over diffusion time, on one scale of probability."""
+def trajectory_picture(items: Sequence[Traced], *, columns: int = 1, top: int = CLASSES) -> Figure:
+    """Images, each beside its `top` most probable classes over diffusion time, on one scale of probability."""
+    top = min(top, MOST_CLASSES, max(len(item.names) for item in items))
     highest = max(float(item.states.max()) for item in items)
     limit = next(limit for limit in (0.25, 0.5, 0.75, 1.0) if limit == 1 or highest < 0.95 * limit)
     with drawing():
-        figure, axes = _pairs(len(items), columns, width=6.4, height=2.5)
+        figure, axes = _pairs(len(items), columns, width=6.4, height=max(2.5, 0.27 * top))
         for item, (left, right) in zip(items, axes, strict=True):
             show_image(left, item.image, item.title)
-            draw_trajectory(right, item, limit=limit)
+            draw_trajectory(right, item, top, limit)
         for _, right in axes[-columns:]:
             right.set_xlabel("diffusion time: from noise (1) to the answer (0)")
         # The layout's solver differs from call to call by a hair; the same picture should be the same file.
@@ -186,7 +187,7 @@ def _pairs(count: int, columns: int, width: float, height: float) -> tuple[Figur
 
 def _spread(values: np.ndarray, top: float) -> list[float]:
     """Heights for labels of falling values, far enough apart to read and inside the axes."""
-    gap, floor = 0.11 * top, 0.02 * top
+    gap, floor = min(0.11, 0.98 / len(values)) * top, 0.02 * top
     placed: list[float] = []
     for value in values.tolist():
         placed.append(min(value, placed[-1] - gap) if placed else min(value, top))

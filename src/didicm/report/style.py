@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.artist import Artist
@@ -24,31 +25,13 @@ GREYS = ("#000000", "#999999", "#555555", "#bbbbbb")
 MARKERS, LINES = "Do^vsPX", ("-", "-.", ":", "--", (0, (5, 1, 1, 1)))
 RIGHT, WRONG, FRAME = "#56B4E9", "#D55E00", "#cccccc"
 
-RC: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e3e3e3",
-    "grid.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.edgecolor": "#777777",
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 6,
-    "figure.facecolor": "white",
-    "text.parse_math": False,  # names may hold dollar signs
-    "svg.hashsalt": "didicm",  # the same picture is the same file
-    "svg.fonttype": "path",
-}
+STYLE = Path(__file__).with_name("report.mplstyle")
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
     """Figures look so inside; letters that the font lacks are drawn as boxes, without a warning for each."""
-    with matplotlib.rc_context(RC), warnings.catch_warnings():
+    with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from didicm.serving.engine import Answer, Engine, Question
+from didicm.inference.prediction import Prediction
+from didicm.serving.engine import Engine, Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import busy
 
@@ -21,7 +22,7 @@ class Waiting:
 
     image: Any
     question: Question
-    future: "asyncio.Future[Answer]"
+    future: "asyncio.Future[Prediction]"
 
 
 class Batcher:
@@ -51,7 +52,7 @@ class Batcher:
         """Images in the queue."""
         return len(self._queue)
 
-    async def predict(self, images: Sequence[Any], question: Question) -> list[Answer | BaseException]:
+    async def predict(self, images: Sequence[Any], question: Question) -> list[Prediction | BaseException]:
         """Answers in order; an exception stands where the model failed, and for that image alone."""
         loop = asyncio.get_running_loop()
         items = [Waiting(image, question, loop.create_future()) for image in images]
@@ -87,7 +88,7 @@ class Batcher:
         self._queue.extendleft(reversed(others))
         return batch
 
-    def _ask(self, batch: Sequence[Waiting]) -> list[Answer | BaseException]:
+    def _ask(self, batch: Sequence[Waiting]) -> list[Prediction | BaseException]:
         try:
             return list(self.engine.predict([item.image for item in batch], batch[0].question))
         except Exception as error:
@@ -96,7 +97,7 @@ class Batcher:
             return [self._ask([item])[0] for item in batch]  # one of them is at fault: the others must not suffer
 
 
-def _deliver(future: "asyncio.Future[Answer]", result: Answer | BaseException) -> None:
+def _deliver(future: "asyncio.Future[Prediction]", result: Prediction | BaseException) -> None:
     def settle() -> None:
         if future.done():  # its client has gone
             return

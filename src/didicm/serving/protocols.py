@@ -5,7 +5,6 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPMessage
 from importlib.metadata import version
@@ -18,7 +17,8 @@ from fastapi import FastAPI, Request
 from didicm.data.many_channels import MOST_CHANNELS
 from didicm.data.picture import Picture, from_pixels
 from didicm.errors import UserError
-from didicm.serving.engine import Answer, Question, check_pixels
+from didicm.inference.prediction import Prediction
+from didicm.serving.engine import Question, check_pixels
 from didicm.serving.security import Limits, RefusalError
 from didicm.serving.service import Service, Source
 from didicm.serving.tasks import INTERFACE_BYTES, Tasks, read_interface
@@ -64,20 +64,20 @@ def add_open_inference(app: FastAPI, service: Service) -> None:
     @app.post("/v2/models/{name}/infer", summary="Classify image files in base64, or 8-bit pixels")
     async def infer(name: str, request: Request) -> dict[str, Any]:
         names = _known(service, name)
-        asked = await read_json(request, lambda content: _read_inference(content, service.limits))
-        answers = await service.answers(asked.images, asked.question, name)
-        if not any(isinstance(answer, Answer) for answer in answers):
+        images, question, own = await read_json(request, lambda content: _read_inference(content, service.limits))
+        answers = await service.answers(images, question, name)
+        if not any(isinstance(answer, Prediction) for answer in answers):
             raise RefusalError(400, f"image 0: {answers[0]}")
         probs, labels, errors = np.zeros((len(answers), len(names))), [""] * len(answers), [""] * len(answers)
         for i, answer in enumerate(answers):
-            if isinstance(answer, Answer):
+            if isinstance(answer, Prediction):
                 probs[i], labels[i] = answer.probs, names[int(answer.probs.argmax())]
             else:
                 errors[i] = str(answer)
         outputs = {"probabilities": probs.flatten().tolist(), "label": labels, "error": errors}
         described = _outputs(len(answers), len(names))
         found = {"model_name": name, "outputs": [{**item, "data": outputs[item["name"]]} for item in described]}
-        return found if asked.id is None else {**found, "id": asked.id}
+        return found if own is None else {**found, "id": own}
 
 
 def _outputs(images: int, classes: int) -> list[dict[str, Any]]:
@@ -95,21 +95,13 @@ def _known(service: Service, name: str) -> Sequence[str]:
     return service.models[name].engine.class_names
 
 
-@dataclass(frozen=True)
-class _Inference:
-    """An inference request."""
-
-    images: list[Source]
-    question: Question
-    id: str | None
-
-
-def _read_inference(content: Mapping[str, Any], limits: Limits) -> _Inference:
+def _read_inference(content: Mapping[str, Any], limits: Limits) -> tuple[list[Source], Question, str | None]:
+    """The images of an inference request, how they are to be asked about, and its id."""
     parameters, name = content.get("parameters") or {}, content.get("id")
     if not isinstance(parameters, dict) or not set(parameters) <= {"steps", "sampler"}:
         raise RefusalError(400, "parameters may be steps and sampler")
     images = _tensor_images(content.get("inputs"), limits)
-    return _Inference(images, make_options(parameters, limits).question, name if isinstance(name, str) else None)
+    return images, make_options(parameters, limits).question, name if isinstance(name, str) else None
 
 
 def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
@@ -173,10 +165,10 @@ class LabelStudio:
         question = make_options({}, self.service.limits).question
         for answer in await self.service.answers(images, question):
             best = -1
-            if isinstance(answer, Answer):
+            if isinstance(answer, Prediction):
                 known = [k for k, name in enumerate(names) if not interface.allowed or name in interface.allowed]
                 best = max(known, key=lambda k: float(answer.probs[k]), default=-1)
-            if not isinstance(answer, Answer) or best < 0:
+            if not isinstance(answer, Prediction) or best < 0:
                 results.append({"result": [], "score": 0.0, "model_version": self.service.name})
                 continue
             choice = {

@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 import uvicorn
+import yaml
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
@@ -19,7 +20,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from didicm.data.decode import image_formats
 from didicm.errors import UserError
 from didicm.serving import protocols
-from didicm.serving.schema import PREDICT
 from didicm.serving.security import Access, Guard, RefusalError
 from didicm.serving.service import Service, log
 from didicm.serving.uploads import read_upload
@@ -32,6 +32,8 @@ PAGE = {
     "/page.css": ("page.css", "text/css"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+PREDICT = yaml.safe_load((resources.files("didicm.serving") / "predict.yaml").read_text(encoding="utf-8"))
+TOLD_LIMITS = ("upload_bytes", "pixels", "images", "steps", "seconds")
 HEALTH = ("/health", "/v2/health/live", "/v2/health/ready")
 
 
@@ -90,13 +92,7 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.Lab
                 for name, engine in models.items()
             },
             "formats": image_formats(),
-            "limits": {
-                "upload_bytes": service.limits.upload_bytes,
-                "pixels": service.limits.pixels,
-                "images": service.limits.images,
-                "steps": service.limits.steps,
-                "seconds": service.limits.seconds,
-            },
+            "limits": {name: getattr(service.limits, name) for name in TOLD_LIMITS},
         }
 
     @app.get("/metrics", summary="Counts for Prometheus", response_class=PlainTextResponse)

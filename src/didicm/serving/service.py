@@ -15,9 +15,11 @@ import numpy as np
 
 from didicm.data.picture import Picture
 from didicm.errors import UserError
+from didicm.evaluation.label_sets import Floats
 from didicm.inference.adjust import Adjustment, claim, kept_rule, make_adjustment
+from didicm.inference.prediction import Prediction
 from didicm.serving.batching import Batcher
-from didicm.serving.engine import Answer, Engine, Probs, Question
+from didicm.serving.engine import Engine, Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import Limits, RefusalError
 from didicm.serving.uploads import Options, load_pixels, open_upload
@@ -84,7 +86,7 @@ class Service:
 
     async def answers(
         self, images: Sequence[Source | Fetch], question: Question, name: str | None = None
-    ) -> list[Answer | UserError]:
+    ) -> list[Prediction | UserError]:
         """What a model says of each image, or why that image has no answer."""
         model = self.models[name or self.name]
         try:
@@ -93,7 +95,7 @@ class Service:
             raise RefusalError(422, str(error)) from error
         read = await asyncio.gather(*(self._read(model.engine, image) for image in images))
         good = [i for i, seen in enumerate(read) if not isinstance(seen, UserError)]
-        results: list[Answer | UserError] = list(read)
+        results: list[Prediction | UserError] = list(read)
         for i, answer in zip(good, await model.predict([read[i] for i in good], question), strict=True):
             if isinstance(answer, BaseException):
                 log.error("the model failed on an image", exc_info=answer)
@@ -157,12 +159,14 @@ def adjustment_for(engine: Engine, options: Options) -> Adjustment | None:
 
 
 def describe(
-    answer: Answer | UserError, engine: Engine, adjustment: Adjustment | None, top: int
+    answer: Prediction | UserError, engine: Engine, adjustment: Adjustment | None, top: int
 ) -> dict[str, Any]:
     """An answer as JSON: the top classes, how uncertain they are, the set that covers the truth, the steps."""
     if isinstance(answer, UserError):
         return {"error": str(answer)}
-    states = np.stack([answer.probs, *(state for _, state in answer.trajectory or [])])  # (1 + T, K)
+    states: Floats = np.stack([answer.probs, *(state for _, state in answer.trajectory or [])]).astype(
+        np.float64
+    )  # (1 + T, K)
     names, rule = engine.class_names, kept_rule(engine.rule, adjustment)
     inside = None
     if answer.conformal_set is not None and rule is not None:
@@ -182,13 +186,17 @@ def describe(
     }
     if answer.trajectory is not None:
         found["trajectory"] = [
-            {"time": time, "entropy": entropy(state), "probabilities": [float(state[k]) for k in order[:top]]}
+            {
+                "time": max(time, 0.0),
+                "entropy": entropy(state),
+                "probabilities": [float(state[k]) for k in order[:top]],
+            }
             for (time, _), state in zip(answer.trajectory, states[1:], strict=True)
         ]
     return found
 
 
-def entropy(probs: Probs) -> float:
+def entropy(probs: Floats) -> float:
     """In nats."""
     positive = probs[probs > 0]
     return max(0.0, float(-(positive * np.log(positive)).sum()))

@@ -210,7 +210,7 @@ def _train(
                 last_of_epoch = (progress.step + 1) % steps_per_epoch == 0
                 read = steps.must_read(stopping or saving or logging or last_of_epoch)
             progress.unreadable = len(loader.skipped)
-            tracker.unreadable([skip.reason for skip in loader.skipped])
+            tracker.unreadable(list(loader.skipped.values()))
     first_alone(fabric, partial(join_cycles, config, run, folder))
     progress.finished, progress.epochs = True, config.epochs
     state.save(folder, optimizer, fabric)

@@ -125,7 +125,7 @@ def test_a_table_that_is_missing_damaged_or_of_another_source(folder, table, tmp
     with pytest.raises(DataError, match=r"nothing\.csv does not exist"):
         open_data(str(folder), labels=str(tmp_path / "nothing.csv"))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
-    with pytest.raises(DataError, match=r"broken\.parquet cannot be read as a table"):
+    with pytest.raises(DataError, match=r"broken\.parquet cannot be read as parquet"):
         open_data(str(folder), labels=str(tmp_path / "broken.parquet"))
     with pytest.raises(DataError, match="fashion-mini has its own labels"):
         open_data("fashion-mini", labels=table("path,label", *ROWS))

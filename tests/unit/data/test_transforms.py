@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from didicm.data import Augment, DataError, EvalTransform, Mixer, TrainTransform, open_data, target_distribution
+from didicm.data import Augment, EvalTransform, Mixer, TrainTransform, open_data, target_distribution
 from didicm.data.randomness import keys, preserved
 from didicm.data.transforms import to_tensor
 from didicm.errors import UserError
@@ -122,7 +122,7 @@ def test_transform_survives_json():
     description = json.loads(json.dumps(transform.to_dict()))
     assert set(description) == {"size", "channels", "mean", "std", "crop_pct", "interpolation"}
     assert EvalTransform.from_dict(description) == transform
-    with pytest.raises(DataError, match="'sise'; did you mean size"):
+    with pytest.raises(UserError, match="'sise': did you mean size"):
         EvalTransform.from_dict({**description, "sise": 3})
 
 

@@ -13,8 +13,7 @@ from didicm import Predictor, UserError
 from didicm.data.listing import list_images
 from didicm.evaluation.calibration import Calibration, Conformal, save_calibration
 from didicm.evaluation.stored import open_model
-from didicm.inference.bulk import BulkSettings, estimate_bulk, predict
-from didicm.inference.parts import Estimate
+from didicm.inference.bulk import BulkSettings, Estimate, estimate_bulk, predict
 from didicm.inference.rows import RowWriter
 
 SMALL = BulkSettings(top=2, part_size=6, batch_size=4)

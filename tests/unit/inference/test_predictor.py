@@ -94,7 +94,7 @@ def test_the_calibration_is_applied(calibrated, picture):
     other = Predictor.load(calibrated, steps=2)
     assert other.calibration is None
     assert "fitted with steps 8" in other.note
-    with pytest.raises(UserError, match="conformal must be one of lac, aps, got 'best'"):
+    with pytest.raises(UserError, match="no conformal sets 'best': choose one of aps, lac"):
         Predictor.load(calibrated, conformal="best")
 
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from didicm.experiments.results import read_plan, read_results
@@ -12,13 +13,13 @@ from didicm.report import figures
 from didicm.report.images import Pictures, Traced, draw_trajectory, errors, trajectory_picture
 from didicm.report.panels import our_panel
 from didicm.report.records import NLL, TOP1, Entry, rows_of
-from didicm.report.style import RC, looks
+from didicm.report.style import STYLE, looks
 from didicm.report.tables import main_table
 
 
 @pytest.fixture(autouse=True)
 def style():
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(fname=STYLE):
         yield
 
 
@@ -102,6 +103,20 @@ def test_nothing_of_a_picture_of_trajectories_is_clipped(columns):
             box = text.get_window_extent()
             assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
             assert whole.y0 <= box.y0 <= box.y1 <= whole.y1
+
+
+@pytest.mark.parametrize("top", [2, 8, 12])
+def test_a_picture_of_trajectories_shows_as_many_classes_as_asked_for(top):
+    last = np.arange(12, 0, -1) / 78
+    item = Traced(
+        "", Image.new("RGB", (40, 20)), [1, 0], np.stack([np.full(12, 1 / 12), last]), list("abcdefghijkl")
+    )
+    figure = trajectory_picture([item], top=top)
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in figure.axes[1].texts]  # without their arrows
+    assert len(figure.axes[1].lines) == len(boxes) == top
+    assert not any(a.y0 < b.y0 < a.y1 for a in boxes for b in boxes if a is not b)  # no label hides another
+    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
 def pictures(order, wrong):

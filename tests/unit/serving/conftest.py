@@ -10,7 +10,7 @@ import uuid
 import pytest
 
 from didicm.inference.predictor import Predictor
-from didicm.serving.engine import TorchEngine
+from didicm.serving.engine import Engine
 from didicm.serving.security import Access
 from didicm.serving.server import create_app, make_server, open_socket
 from didicm.serving.service import Service
@@ -89,7 +89,7 @@ def predictor(tmp_path_factory, save_model):
 
 @pytest.fixture(scope="session")
 def engine(predictor):
-    return TorchEngine(predictor)
+    return Engine(predictor)
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +100,7 @@ def baseline(tmp_path_factory, save_model):
 @pytest.fixture(scope="session")
 def client(serve_here, engine, baseline):
     """A server with a model and a baseline."""
-    return serve_here({"bees": TorchEngine(engine.predictor), "plain": TorchEngine(baseline)})
+    return serve_here({"bees": Engine(engine.predictor), "plain": Engine(baseline)})
 
 
 @pytest.fixture(scope="session")

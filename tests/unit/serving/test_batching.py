@@ -4,8 +4,9 @@ import threading
 import numpy as np
 import pytest
 
+from didicm.inference.prediction import Prediction
 from didicm.serving.batching import Batcher
-from didicm.serving.engine import Answer, Question
+from didicm.serving.engine import Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import RefusalError
 
@@ -22,7 +23,7 @@ class Echo:
         self.batches.append((list(images), question))
         if min(images) < 0:
             raise FloatingPointError("negative")
-        return [Answer(np.array([float(x)]), None, None) for x in images]
+        return [Prediction.of(np.array([float(x)]), ["it"]) for x in images]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from didicm.data import EvalTransform, open_data
 from didicm.data.decode import image_formats
 from didicm.evaluation.fitting import calibrate
 from didicm.inference.predictor import Predictor
-from didicm.serving.engine import TorchEngine
+from didicm.serving.engine import Engine
 from didicm.serving.examples import find_examples
 from didicm.serving.security import Access, Limits
 
@@ -39,7 +39,7 @@ def models(tmp_path_factory):
         save(kind(network), place, class_names=names, transform=EvalTransform(14, 1, crop_pct=1.0).to_dict())
         if kind is DiffusionClassifier:
             calibrate(place, "fashion-mini")
-        found[name] = TorchEngine(Predictor.load(place, "cpu"))
+        found[name] = Engine(Predictor.load(place, "cpu"))
     return found
 
 

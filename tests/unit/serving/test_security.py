@@ -15,7 +15,6 @@ from PIL import Image
 
 from didicm.errors import UserError
 from didicm.serving import server
-from didicm.serving.engine import Answer
 from didicm.serving.security import HEADERS, Access, Limits, find_access
 from didicm.serving.service import read_image
 
@@ -41,7 +40,7 @@ class Gate:
     def read(self, image):
         return self.engine.read(image)
 
-    def predict(self, images, question) -> list[Answer]:
+    def predict(self, images, question):
         self.asked.release()
         assert self.open.wait(600)
         return self.engine.predict(images, question)
