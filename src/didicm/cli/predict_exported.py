@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
         return show_estimate(options, predictor.class_names, partial(estimate_exported, predictor), console)
     if options.out is not None:
         errors = SafeConsole(stderr=True, soft_wrap=True)
-        return write_rows(options, partial(predict_exported, predictor), errors)
+        return write_rows(options, partial(predict_exported, predictor), predictor.metadata.calls, errors)
     images, failed = list_images(options.images, standard_input()), 0
     claimed = claim(predictor.rule, predictor.adjustment)
     for read, seen, unreadable in read_batches(images, options.batch_size, predictor.prepare):

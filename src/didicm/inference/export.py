@@ -152,16 +152,9 @@ def _metadata(model: StoredModel, calibration: Calibration | None) -> Metadata:
         conformal={} if calibration is None else {k: rule.to_dict() for k, rule in calibration.conformal.items()},
         training_prior=model.checkpoint.training_prior,
         outliers=None if calibration is None or calibration.outliers is None else calibration.outliers.to_dict(),
-        nfe=_count_calls(model),
+        nfe=model.calls,
         versions={package: version(package) for package in ("didicm", "torch")},
     )
-
-
-def _count_calls(model: StoredModel) -> int:
-    """Network calls per image."""
-    size, channels = model.transform.size, model.transform.channels
-    with torch.no_grad():
-        return model.classifier.posterior(torch.zeros(1, channels, size, size), **model.sampler).nfe
 
 
 def _trace(model: StoredModel, calibration: Calibration | None) -> ExportedProgram:

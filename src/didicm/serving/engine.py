@@ -116,6 +116,16 @@ class TorchEngine:
             for prediction in predictions
         ]
 
+    def warm_up(self, batch_size: int) -> None:
+        """Compile now what batches of any size need, while no client waits."""
+        import torch
+
+        transform = self.predictor.model.transform
+        while batch_size:
+            image = torch.zeros(batch_size, transform.channels, transform.size, transform.size)
+            self.predictor.predict_batch(image)
+            batch_size //= 2
+
     def _changed(self, question: Question) -> "Predictor":
         settings = question.sampler_settings()
         return self.predictor.changed(**settings) if settings else self.predictor

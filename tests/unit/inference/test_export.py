@@ -70,6 +70,8 @@ def test_a_standard_classifier_and_an_ensemble(tmp_path, tiny_network, photos):
     pixels = stack([transform.prepare(Image.open(path)) for path in photos])
     expected = np.stack([prediction.probs for prediction in predictor(photos)])
     np.testing.assert_allclose(answers(made.path, pixels), expected, atol=1e-5)
+    metadata = onnxruntime.InferenceSession(made.path).get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["nfe"]) == predictor.model.classifier.posterior(torch.zeros(1, 3, 12, 12)).nfe == 2
 
 
 def test_a_torch_program(calibrated_model, tmp_path, photos):
