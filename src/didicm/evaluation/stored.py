@@ -59,7 +59,8 @@ class StoredModel:
     @property
     def calls(self) -> int:
         """Network calls per image, unless an early stop saves some."""
-        members, settings = (self.classifier,), dict(self.sampler)
+        members: Sequence[Classifier] = [self.classifier]
+        settings = dict(self.sampler)
         if isinstance(self.classifier, Ensemble):
             members, settings = self.classifier.asked(self.sampler)
         resolved = [member.resolve(**settings) for member in members]

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -194,8 +195,10 @@ def _write_onnx(program: ExportedProgram, path: Path, metadata: Metadata) -> Ans
 def _write_torch(program: ExportedProgram, path: Path, metadata: Metadata) -> Answer:
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
-    torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata.to_strings())})
-    module = program.module()  # the file itself is not read back: that might unpickle
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # on weights that share memory: what is read back is checked
+        torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata.to_strings())})
+    module = torch.export.load(path).module()  # may unpickle, which is safe for a file just written
 
     def answer(images: Array) -> tuple[Array, Array | None]:
         found = module(torch.from_numpy(images))
