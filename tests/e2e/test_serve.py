@@ -74,6 +74,5 @@ def test_mistakes_are_told_before_anything_is_loaded(tmp_path, fails, monkeypatc
     assert "--allow-anonymous" in fails("serve", nowhere, "--host", "0.0.0.0", "--port", "0")
     assert "--port 99999 cannot be used" in fails("serve", nowhere, "--port", "99999")
     assert "cannot be used" in fails("serve", nowhere, "--host", "192.0.2.1", "--allow-anonymous")
-    assert "has no option --compile" in fails("serve", nowhere, "--compile")
     assert "did you mean --host?" in fails("serve", nowhere, "--hots", "0.0.0.0")
     assert str(nowhere) in fails("serve", nowhere, "--port", "0")

@@ -32,6 +32,7 @@ class ModelOptions:
         batch_size: changes the speed, not the result
         calibration: use the calibration stored with the model; --no-calibration leaves it out
         optimize: fold batch norms and, on a CPU, use Winograd's convolutions: the same answers faster
+        compile: optimize, and compile the network, which takes a minute or two first
     """
 
     run: str
@@ -41,6 +42,7 @@ class ModelOptions:
     batch_size: Annotated[int, Range(1, 1_000_000)] = 64
     calibration: bool = True
     optimize: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,9 @@ class AskOptions(ModelOptions):
     """Options of all commands that ask a stored model and write what it says.
 
     Args:
-        compile: optimize, and compile the network; the first batch then takes a minute or two
         force: replace files that this command did not make
     """
 
-    compile: bool = False
     force: bool = False
 
     def open(self) -> "StoredModel":

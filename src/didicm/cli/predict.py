@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
         return show_estimate(options, predictor, console)
     if options.out is not None:
         asked = partial(predict, predictor, engine=options.engine, actors=options.actors)
-        return write_rows(options, asked, errors)
+        return write_rows(options, asked, predictor.calls, errors)
     return show_all(predictor, options, console, errors)
 
 

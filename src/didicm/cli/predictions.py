@@ -149,8 +149,11 @@ def read_batches(
         raise UserError(NO_IMAGES)
 
 
-def write_rows(options: PredictionOptions, predict: Callable[..., Tally], console: Console) -> int:
-    """Write a row per image, with progress, and say what there is; exit code 2 when no image could be read."""
+def write_rows(options: PredictionOptions, predict: Callable[..., Tally], calls: int, console: Console) -> int:
+    """Write a row per image, with progress, and say what there is; exit code 2 when no image could be read.
+
+    `calls` of the network are what an image takes at most; an early stop may save some.
+    """
     assert options.out is not None
     with ProgressDisplay(console, 1) as display:
 
@@ -168,7 +171,7 @@ def write_rows(options: PredictionOptions, predict: Callable[..., Tally], consol
             progress=progress,
             force=options.force,
         )
-    console.print(tell_rows(options.out, done))
+    console.print(tell_rows(options.out, done, calls))
     return 2 if done.images and done.images == done.unreadable else 0
 
 
@@ -192,13 +195,17 @@ def show_estimate(options: PredictionOptions, predictor: BasePredictor, console:
     return 0
 
 
-def tell_rows(out: Path, done: Tally) -> str:
+def tell_rows(out: Path, done: Tally, calls: int) -> str:
     """What came of writing rows, in a sentence."""
     text = f"{out}: {count(done.images, 'row')} written now" if done.images else f"{out} was complete"
     if done.unreadable:
         text += f"; {done.unreadable} of them without a prediction: the column error says why"
     if readable_images := done.images - done.unreadable:
         text += f"; {count(round(done.calls / readable_images, 2), 'network call')} per image"
+        if done.calls < calls * readable_images:
+            text += (
+                f" instead of {calls}: the early stop saved {percent(1 - done.calls / calls / readable_images)}"
+            )
     return text
 
 

@@ -97,8 +97,8 @@ def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine
     settings = options.sampler if source == options.run else {}
     size = options.size if source == options.run else None
     if source.endswith(SUFFIX):
-        if settings or size or options.optimize or not options.calibration:
-            named = "--sampler, --size, --optimize and --no-calibration"
+        if settings or size or options.optimize or options.compile or not options.calibration:
+            named = "--sampler, --size, --optimize, --compile and --no-calibration"
             raise UserError(f"{source} answers as it was exported: leave out {named}")
         exported = OnnxPredictor.load(source, options.device, conformal=options.conformal)
         console.print(exported.note)
@@ -112,9 +112,12 @@ def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine
         size=size,
         conformal=options.conformal,
         optimize=options.optimize,
+        compile=options.compile,
         **settings,
     )
     console.print(f"{model_name(source)}: {predictor.note}")
+    if options.compile:
+        predictor.warm_up(options.batch_size)
     return Engine(predictor)
 
 

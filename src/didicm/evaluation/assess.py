@@ -32,6 +32,7 @@ class ModelEvaluation:
     conformal: dict[str, dict[str, float]]  # by rule: target, coverage, mean_size
     classes: list[ClassRow]
     nfe: float  # network calls per image, on average where an early stop saves some
+    most_calls: int  # network calls per image without an early stop
     multiply_adds: int  # per image
     images_per_second: float  # of network and sampler, without reading images
     images: str  # which images, in a few words
@@ -121,6 +122,7 @@ def evaluate(
         },
         classes=per_class(probs, truth, model.class_names),
         nfe=found.nfe[""],
+        most_calls=model.calls,
         multiply_adds=model.classifier.multiply_adds(model.transform.size, found.nfe[""], **model.sampler),
         images_per_second=found.images_per_second[""],
         images=test.described,

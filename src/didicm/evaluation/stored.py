@@ -56,6 +56,16 @@ class StoredModel:
         """The classifier's sampler with the settings changed; None for a classifier that has none."""
         return self.classifier.resolve(**self.sampler)[0]
 
+    @property
+    def calls(self) -> int:
+        """Network calls per image, unless an early stop saves some."""
+        members: Sequence[Classifier] = [self.classifier]
+        settings = dict(self.sampler)
+        if isinstance(self.classifier, Ensemble):
+            members, settings = self.classifier.asked(self.sampler)
+        resolved = [member.resolve(**settings) for member in members]
+        return sum(views.get("views", 1) if sampler is None else sampler.calls for sampler, views in resolved)
+
     @cached_property
     def training(self) -> TrainConfig | None:
         """Settings of the run that the model lies in, if it does."""

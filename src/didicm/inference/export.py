@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -152,16 +153,9 @@ def _metadata(model: StoredModel, calibration: Calibration | None) -> Metadata:
         conformal={} if calibration is None else {k: rule.to_dict() for k, rule in calibration.conformal.items()},
         training_prior=model.checkpoint.training_prior,
         outliers=None if calibration is None or calibration.outliers is None else calibration.outliers.to_dict(),
-        nfe=_count_calls(model),
+        nfe=model.calls,
         versions={package: version(package) for package in ("didicm", "torch")},
     )
-
-
-def _count_calls(model: StoredModel) -> int:
-    """Network calls per image."""
-    size, channels = model.transform.size, model.transform.channels
-    with torch.no_grad():
-        return model.classifier.posterior(torch.zeros(1, channels, size, size), **model.sampler).nfe
 
 
 def _trace(model: StoredModel, calibration: Calibration | None) -> ExportedProgram:
@@ -201,7 +195,9 @@ def _write_onnx(program: ExportedProgram, path: Path, metadata: Metadata) -> Ans
 def _write_torch(program: ExportedProgram, path: Path, metadata: Metadata) -> Answer:
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
-    torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata.to_strings())})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # on weights that share memory: what is read back is checked
+        torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata.to_strings())})
     module = program.module()  # the file itself is not read back: that might unpickle
 
     def answer(images: Array) -> tuple[Array, Array | None]:

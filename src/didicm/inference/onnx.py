@@ -71,7 +71,7 @@ class OnnxPredictor(BasePredictor):
         super().__init__(metadata.class_names, metadata.training_prior, rules, **asked)
         self.session, self.metadata, self.path = session, metadata, path
         self.on_cpu = "CUDAExecutionProvider" not in session.get_providers()
-        self.scores_outliers = metadata.outliers is not None
+        self.scores_outliers, self.calls = metadata.outliers is not None, metadata.calls
 
     @classmethod
     def load(

@@ -97,6 +97,7 @@ class BasePredictor(ABC):
     compiled = False
     on_cpu: bool  # whether it shares the cores with the decoding of images
     scores_outliers: bool  # whether it knows how unlike the training images an image is
+    calls: int  # of the network per image, unless an early stop saves some
     origin: tuple[str, dict[str, Any]] | None = None  # what `load` needs in another process
 
     def __init__(

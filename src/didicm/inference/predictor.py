@@ -37,7 +37,7 @@ class Predictor(BasePredictor):
             raise UserError("the calibration was fitted with other settings: omit the calibration or the settings")
         rules = {} if calibration is None else calibration.conformal
         super().__init__(model.class_names, model.checkpoint.training_prior, rules, **asked)
-        self.model, self.calibration = model, calibration
+        self.model, self.calibration, self.calls = model, calibration, model.calls
         self.on_cpu = model.device.type == "cpu"
         self.scores_outliers = calibration is not None and calibration.outliers is not None
         sampler = model.resolved_sampler
@@ -96,6 +96,13 @@ class Predictor(BasePredictor):
         predictor = Predictor(model, calibration, conformal=self.conformal, **self.adjusting)
         predictor.note = self.note if fits else "calibration left out: it was fitted with other settings"
         return predictor
+
+    def warm_up(self, batch_size: int) -> None:
+        """Compile now what batches of up to this size need, while nobody waits."""
+        transform = self.model.transform
+        while batch_size:
+            self.predict_batch(torch.zeros(batch_size, transform.channels, transform.size, transform.size))
+            batch_size //= 2
 
     def read(self, image: Source | Tensor) -> Tensor:
         """What the network sees of an image (C, H, W): upright, in its channels and size, normalised."""

@@ -134,7 +134,7 @@ def shown_options(command, capsys):
 def test_a_command_explains_an_inherited_option_in_its_own_words(capsys):
     for command in ("serve", "predict"):
         assert ".onnx" in shown_options(command, capsys)[0]
-    assert not shown_options("serve", capsys)[1] & {"compile", "force"}
+    assert "force" not in shown_options("serve", capsys)[1]
 
 
 def test_every_option_that_a_message_names_exists(capsys):

@@ -44,6 +44,19 @@ def test_rows_from_a_folder_a_pattern_and_a_list(model, folder, tmp_path, works,
     assert [json.loads(line)["image"] for line in same] == [row["image"] for row in rows[:5]]
 
 
+def test_the_calls_that_an_early_stop_saves_are_told(model, folder, tmp_path, make_folder, works):
+    shown = works("predict", model, folder, "--out", tmp_path / "x.csv", "--workers", 0, "--sampler.tolerance", 2)
+    assert "3 network calls per image instead of 8: the early stop saved 62.5 %" in shown.err
+    data = make_folder(tmp_path / "data", classes=("ant", "bee", "cat"), count=3)
+    command = ["evaluate", model, "--data", data, "--out", tmp_path / "found", "--workers", 0]
+    shown = works(*command, "--sampler.tolerance", 2).out
+    assert "network calls per image; 8" in shown
+    found = json.loads((tmp_path / "found" / "metrics.json").read_text())
+    assert (found["nfe"], found["calls_saved"]) == (3, 5)
+    assert "without the early stop" not in works(*command, "--force").out
+    assert json.loads((tmp_path / "found" / "metrics.json").read_text())["calls_saved"] == 0
+
+
 def test_shards_fill_a_folder_of_csv(model, folder, tmp_path, works):
     for shard in ("2/2", "1/2"):
         flags = ["--csv", "--shard", shard, "--part-size", 3, "--workers", 0, "--optimize", "--all-probs"]

@@ -90,13 +90,22 @@ def test_workers_shards_and_parts_change_nothing(predictor, photos, tmp_path):
             assert one["probability"] == pytest.approx(another["probability"], abs=1e-5)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("rows.csv", 0), ("rows.parquet", 2), ("folder", 0), ("folder", 2)])
-def test_killed_again_and_again_it_loses_and_repeats_no_row(
-    name, workers, predictor, photos, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("rows.jsonl", None),
+        ("rows.csv", None),
+        ("rows.parquet", None),
+        ("folder", "jsonl"),
+        ("folder", "csv"),
+        ("folder", "parquet"),
+    ],
+)
+def test_killed_again_and_again_it_loses_and_repeats_no_row(name, format, workers, predictor, photos, tmp_path):
     """SIGKILL at the worst moments: when a file is written but not yet in its place, and right after."""
     settings, expected, out = replace(SMALL, workers=workers), tmp_path / "all" / name, tmp_path / name
-    predict(predictor, photos, expected, settings=settings)
+    predict(predictor, photos, expected, format=format, settings=settings)
     replace_file = os.replace
 
     def killed(moment):
@@ -111,7 +120,7 @@ def test_killed_again_and_again_it_loses_and_repeats_no_row(
                 os.kill(os.getpid(), signal.SIGKILL)
 
         os.replace = move
-        predict(predictor, photos, out, settings=settings)
+        predict(predictor, photos, out, format=format, settings=settings)
 
     codes = []
     for moment in ["before", "after"] * 10:

@@ -11,6 +11,7 @@ from didicm import DiffusionClassifier, Ensemble, Predictor, Sampler, StandardCl
 from didicm.data import EvalTransform
 from didicm.data.images import stack
 from didicm.evaluation.calibration import Conformal
+from didicm.evaluation.stored import open_model
 from didicm.inference import export as module
 from didicm.inference.export import export
 
@@ -70,6 +71,8 @@ def test_a_standard_classifier_and_an_ensemble(tmp_path, tiny_network, photos):
     pixels = stack([transform.prepare(Image.open(path)) for path in photos])
     expected = np.stack([prediction.probs for prediction in predictor(photos)])
     np.testing.assert_allclose(answers(made.path, pixels), expected, atol=1e-5)
+    metadata = onnxruntime.InferenceSession(made.path).get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["nfe"]) == predictor.model.classifier.posterior(torch.zeros(1, 3, 12, 12)).nfe == 2
 
 
 def test_a_torch_program(calibrated_model, tmp_path, photos):
@@ -99,6 +102,23 @@ def test_what_cannot_be_exported_is_told(calibrated_model, tmp_path, fails, monk
     )
     monkeypatch.setattr(module, "LARGEST", 1000)
     assert "do not fit into one ONNX file: choose --format torch" in fails("export", calibrated_model, *out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_torch_program_is_checked_as_it_lies_in_the_file(calibrated_model, tmp_path, monkeypatch):
+    def save_wrongly(program, path, **options):
+        weights = next(iter(program.state_dict.values()))
+        before = weights.clone()
+        with torch.no_grad():
+            weights.add_(1)
+            saved(program, path, **options)
+            weights.copy_(before)
+
+    saved = torch.export.save
+    monkeypatch.setattr(torch.export, "save", save_wrongly)
+    model = open_model(calibrated_model, device="cpu")
+    with pytest.raises(UserError, match=r"differs from PyTorch by .*: nothing was written"):
+        export(model, tmp_path / "model.pt2", format="torch")
     assert not list(tmp_path.iterdir())
 
 

@@ -121,6 +121,32 @@ def test_predict_runs_without_pytorch(onnx_model, calibrated_model, tmp_path, wr
         assert line["conformal_set"] == theirs.conformal_set
 
 
+def test_killed_again_and_again_it_loses_and_repeats_no_row(onnx_model, tmp_path, write):
+    """SIGKILL when a file is written but not yet in its place, and right after."""
+    photos = [write(tmp_path / "photos" / f"{i}.png", seed=i) for i in range(3)]
+    code = (
+        "import os, sys; from didicm.cli.__main__ import main; replace, moves = os.replace, []\n"
+        "def move(source, target):\n"
+        "    moves.append(target)\n"
+        "    if len(moves) == 2 and sys.argv[1] == 'before': os.kill(os.getpid(), 9)\n"
+        "    replace(source, target)\n"
+        "    if len(moves) == 2 and sys.argv[1] == 'after': os.kill(os.getpid(), 9)\n"
+        "os.replace = move\n"
+        "sys.exit(main(sys.argv[2:]))"
+    )
+
+    def ran(moment, out):
+        command = ["predict", onnx_model, tmp_path / "photos", "--out", out, "--part-size", "1"]
+        return subprocess.run([sys.executable, "-c", code, moment, *map(str, command)], capture_output=True)
+
+    assert ran("never", tmp_path / "whole.csv").returncode == 0
+    codes = [ran(moment, tmp_path / "rows.csv").returncode for moment in ("before", "after", "before", "never")]
+    assert codes == [-9, -9, -9, 0]
+    assert (tmp_path / "rows.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    with open(tmp_path / "rows.csv", newline="") as file:
+        assert [row["image"] for row in csv.DictReader(file)] == [str(path) for path in photos]
+
+
 def test_predict_shows_a_table_and_knows_its_options(onnx_model, tmp_path, write, works, fails):
     photo = write(tmp_path / "photo.jpg")
     shown = works("predict", onnx_model, photo, "--top", 1)

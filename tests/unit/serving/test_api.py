@@ -2,12 +2,17 @@ import base64
 import io
 import json
 import math
+from functools import partial
 from urllib.parse import quote
 
 import pytest
+import torch
 from PIL import Image
+from rich.console import Console
 
+from didicm.cli.serve import ServeOptions, open_engine
 from didicm.data.decode import image_formats
+from didicm.serving.engine import Question
 from didicm.serving.service import Example
 
 
@@ -238,3 +243,25 @@ def test_examples_are_images(serve_here, engine, file):
     assert Image.open(io.BytesIO(data)).size == (32, 24)
     assert client.get("/examples/1")[0] == 404
     assert client.get("/examples/x")[0] == 404
+
+
+@pytest.mark.slow
+def test_a_network_is_compiled_before_the_first_request_for_batches_of_any_size(predictor, monkeypatch, picture):
+    graphs, compile = [], torch.compile
+
+    def backend(graph, _):  # what is captured is ours; the C++ that would be made of it takes minutes
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(compile, backend=backend))
+    monkeypatch.setattr("didicm.inference.predictor.COMPILERS", ("sh",))
+    options = ServeOptions(run=str(predictor.model.place), device="cpu", batch_size=9, compile=True)
+    engine = open_engine(options.run, options, Console(quiet=True))
+    ready, image = len(graphs), engine.read(picture(1))
+    assert ready
+    for count in range(1, 10):
+        expected = predictor.predict_batch(torch.stack([image] * count))
+        for answer, theirs in zip(engine.predict([image] * count, Question()), expected, strict=True):
+            assert answer.probs == pytest.approx(theirs.probs.numpy(), abs=1e-4)
+    assert len(graphs) == ready

@@ -69,5 +69,5 @@ def test_the_command_serves_it_without_pytorch(onnx_model, start_didicm, connect
 
 def test_settings_of_a_sampler_come_too_late(onnx_model, fails):
     assert "as it was exported" in fails("serve", onnx_model, "--port", "0", "--sampler.steps", "3")
-    for late in ("--size=9", "--optimize", "--no-calibration"):
+    for late in ("--size=9", "--optimize", "--compile", "--no-calibration"):
         assert "as it was exported" in fails("serve", onnx_model, "--port", "0", late)

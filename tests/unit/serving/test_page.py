@@ -140,6 +140,20 @@ def test_a_text_file_is_an_error_that_the_next_image_clears(visit, address, writ
     expect(page.get_by_role("img", name="your image photo.png")).to_be_visible()
 
 
+def test_the_conformal_set_of_an_example_is_shown(visit, address, models):
+    examples = find_examples(None, models["shoes"].class_names, Limits())
+    expected = {item.name: models["shoes"].predictor(item.data) for item in examples}
+    name, known = next((name, found) for name, found in expected.items() if found.conformal_set is not None)
+    page = visit(address)
+    page.get_by_role("button", name=name).click()
+    region = page.get_by_role("region", name="shoes")
+    expect(region.get_by_role("term").nth(1)).to_have_text(
+        "Final set, which holds the true class for 90 % of images"
+    )
+    expect(region.get_by_role("definition").nth(1)).to_have_text(", ".join(known.conformal_set))
+    expect(region).not_to_contain_text("do not rely on these probabilities")
+
+
 def test_an_image_can_be_dropped(visit, address, file):
     page = visit(address)
     expect(page.get_by_role("button", name="Sneaker")).to_be_visible()
