@@ -45,7 +45,6 @@ LATER: dict[str, Any] = {
     "teacher_sampler": {},
     "optimizer.snapshots": None,
     "optimizer.swa": None,
-    "model_args.layout": "paper",
 }
 MOST_RUNS = 100_000  # of a study
 SEEDS_APART = 1000  # between members of an ensemble, further than seeds of a study
@@ -184,8 +183,6 @@ class Run(Settings):
     def key(self) -> str:
         """A name that is the same for the same training, and fit for a file."""
         known = {name: value for name, value in self.settings.items() if LATER.get(name, ...) != value}
-        own = known["model_args"].items()
-        known["model_args"] = {name: value for name, value in own if LATER.get(f"model_args.{name}", ...) != value}
         values = {**known, "seed": self.config.seed, "held_out": self.held_out}
         if len(self.members) > 1:
             values["members"] = len(self.members)
