@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
     image: Tensor  # (B, C, H, W), uint8 unless finished; or stored features (B, D)
     label: Tensor  # (B,), int64; in training, if raters disagree, (B, K): their distributions
-    shown: Tensor  # (B,), which images these are
+    shown: np.ndarray  # (B,), which images these are; a tensor would take a file of shared memory to hand over
     key: np.ndarray  # (B,), one per image, for what is random in finishing
     skipped: list[Skipped]
 
@@ -85,16 +85,14 @@ class Batches(Dataset[Batch]):
         skipped: list[Skipped] = []
         if isinstance(self.images, FeatureSet):
             features = torch.from_numpy(self.images.features(index, epoch + draw if self.train else 0))
-            which = torch.from_numpy(index)
-            return Batch(features, self.targets[which], which, key, skipped)
+            return Batch(features, self.targets[torch.from_numpy(index)], index, key, skipped)
         if self.stacked is not None:
-            which = torch.from_numpy(index)
-            image = self.stacked[which]
+            image = self.stacked[torch.from_numpy(index)]
         else:
-            image, which, key = self._decode(index, key, skipped)
-        if self.finish and len(which):
+            image, index, key = self._decode(index, key, skipped)
+        if self.finish and len(index):
             image = self.transform.finish(image, key)
-        return Batch(image, self.targets[which], which, key, skipped)
+        return Batch(image, self.targets[torch.from_numpy(index)], index, key, skipped)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Which image is shown at each place of an epoch, and how often it was before; kept for the next batch."""
@@ -109,7 +107,7 @@ class Batches(Dataset[Batch]):
 
     def _decode(
         self, index: np.ndarray, key: np.ndarray, skipped: list[Skipped]
-    ) -> tuple[Tensor, Tensor, np.ndarray]:
+    ) -> tuple[Tensor, np.ndarray, np.ndarray]:
         """Images, which they are, and the keys of those that could be read."""
         shown, prepared, kept = [], [], []
         with preserved():
@@ -123,7 +121,7 @@ class Batches(Dataset[Batch]):
                     prepared.append(self.transform.prepare(self._corrupted(image, corruption, k), k))
                     kept.append(row)
         images = to_tensor(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
-        return images, torch.tensor(shown, dtype=torch.int64), key[kept]
+        return images, np.array(shown, dtype=np.int64), key[kept]
 
     def _corrupted(self, image: Picture, corruption: Corruptions | None, key: int) -> Picture:
         """An image as a bad camera with the network's resolution would have taken it."""
@@ -188,7 +186,7 @@ class Loader:
         for batch in started(self._loader):
             self._skipped |= {skip.index: skip for skip in batch.skipped}
             self._check(batch)
-            self.index = batch.shown
+            self.index = torch.from_numpy(batch.shown)
             if len(batch.label):
                 image = batch.image.to(self._device, non_blocking=True)
                 if not self._batches.finish:

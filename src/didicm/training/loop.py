@@ -1,6 +1,5 @@
 """The training loop, for diffusion and standard classifiers alike: read it from top to bottom."""
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -31,11 +30,11 @@ from didicm.training.devices import (
     agree,
     first_alone,
     fixed_statistics,
-    gather,
     gather_rows,
     make_fabric,
     memory_format,
     scatter,
+    seed_device,
     share_statistics,
     tune,
 )
@@ -162,10 +161,9 @@ def _train(
                         with recomputing():
                             fabric.backward(part_loss)
                     losses.append(part_loss.detach())
-                largest = config.optimizer.clip or math.inf
-                norm = gather(fabric.clip_gradients(module, optimizer, max_norm=largest, error_if_nonfinite=False))
 
                 # Step, unless the gradient is not finite
+                norm = steps.clip(module)
                 steps.take(norm, read=read)
                 if steps.hopeless:
                     state.save(folder, optimizer, fabric)
@@ -246,7 +244,7 @@ def _batch(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Image, target, random numbers and weights of one part of a step, as functions of the seed and its number."""
     seed = int(keys(config.seed, number)) % 2**63
-    torch.manual_seed(seed + fabric.global_rank)  # dropout and the like
+    seed_device(fabric.device, seed + fabric.global_rank)  # dropout and the like
     # Numbers for the whole batch, dealt out as the loader deals the images: any split draws the same noise.
     generator = torch.Generator().manual_seed(seed)
     u = run.classifier.random_numbers(len(image) * fabric.world_size, generator)

@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -12,7 +12,7 @@ from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
 from didicm.settings import TrainConfig
-from didicm.training.devices import works_behind
+from didicm.training.devices import gather, works_behind
 from didicm.training.state import Snapshot, TrainState
 
 # It would say of a training of one step that its learning rate does not change.
@@ -32,7 +32,7 @@ class Steps:
     """
 
     def __init__(self, state: TrainState, optimizer: torch.optim.Optimizer, fabric: Fabric) -> None:
-        self._state, self._optimizer = state, optimizer
+        self._state, self._optimizer, self._fabric = state, optimizer, fabric
         self._scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
         self._always = self._scaled or not works_behind(fabric.device)
         self._limit = 1 if state.config.run.precision == "32-true" else MAX_SKIPPED
@@ -58,6 +58,19 @@ class Steps:
         elif not self._trusted:
             self._before = self._state.copy(self._optimizer)
         return went_back
+
+    def clip(self, module: nn.Module) -> Tensor:
+        """Norm of the gradient, which is limited where the settings say so."""
+        if largest := self._state.config.optimizer.clip:
+            clipped = self._fabric.clip_gradients(
+                module, self._optimizer, max_norm=largest, error_if_nonfinite=False
+            )
+            return cast(Tensor, gather(clipped))
+        # Without a limit that would multiply every gradient by one.
+        precision, own = self._fabric.strategy.precision, self._optimizer.optimizer  # type: ignore[attr-defined]
+        precision.unscale_gradients(own)
+        norms = torch._foreach_norm([p.grad for p in precision.main_params(own) if p.grad is not None])
+        return cast(Tensor, gather(torch.linalg.vector_norm(torch.stack(norms))))
 
     def take(self, norm: Tensor, *, read: bool) -> None:
         """Move the weights by a gradient of this norm, unless it is read and not finite."""
