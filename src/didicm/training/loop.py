@@ -105,8 +105,6 @@ def _train(
     config: TrainConfig, run: RunComponents, fabric: Fabric, folder: Path, on_step: OnStep | None, console: Console
 ) -> Path:
     """The loop itself, in a folder that nobody else trains in."""
-    check_batches(config, run, fabric.world_size)
-
     # The state: weights, their average, optimiser and position, restored if the run exists.
     state = TrainState.make(config, run.classifier, fabric)
     resumed = has_state(folder)
