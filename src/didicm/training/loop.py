@@ -33,7 +33,6 @@ from didicm.training.devices import (
     gather_rows,
     make_fabric,
     memory_format,
-    scatter,
     seed_device,
     share_statistics,
     tune,
@@ -52,7 +51,7 @@ from didicm.training.state import (
     join_cycles,
     keep,
 )
-from didicm.training.steps import Steps, make_optimizer, make_scheduler
+from didicm.training.steps import Steps, make_optimizer, make_scheduler, restore_optimizer
 from didicm.training.tracking import Tracker
 
 CONFIG = "config.yaml"
@@ -126,7 +125,7 @@ def _train(
     # After `setup_module`: sharding makes other parameters.
     torch_optimizer = make_optimizer(config, classifier.model)
     if optimizer_state is not None:
-        torch_optimizer.load_state_dict(scatter(optimizer_state, torch_optimizer))
+        restore_optimizer(torch_optimizer, optimizer_state, folder)
     optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(torch_optimizer))
     scheduler = make_scheduler(config, torch_optimizer, steps_per_epoch, total_steps)
     annealing = state.annealing(total_steps)
