@@ -131,6 +131,22 @@ def test_without_a_name_the_studies_are_listed_and_a_dry_run_writes_nothing(tmp_
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_counts_device_hours_at_the_given_speed_with_memory_and_its_precision(works):
+    def shown(*flags):
+        return works("study", "stems-cpu", "--seeds=1", "--dry-run", "--set=run.precision=bf16-mixed", *flags).out
+
+    slow, fast = shown("--tflops=1e-5"), shown("--tflops=2e-5", "--devices=2", "--jobs=4")
+    whole, half = (int(re.search(r"on one device \(([\d,]+) device-hours", text)[1]) for text in (slow, fast))
+    assert whole > 10
+    assert whole == pytest.approx(2 * half, abs=2)
+    (spread,) = re.findall(r"device-hours; at best (\d+) h \d\d min on 8 devices\) and \d\.\d\d GB on disk", fast)
+    assert int(spread) == half // 8
+    assert "at best" not in slow
+    kinds = re.findall(r"\b(?:400|160|40) +(0\.\d\d) +(\d\.\d) +\d+ (?:h|min) \d\d (?:min|s) +(\d+)", slow)
+    assert len(kinds) == 24  # parameters, multiply-adds, time and memory of each
+    assert "per device (bf16-mixed)" in slow
+
+
 def test_a_corrected_mistake_and_a_renamed_method_are_no_conflict(tmp_path, shrink, works, fails):
     def command(*names, **changes):
         methods = [{"name": name, **STANDARD} for name in names]

@@ -184,6 +184,7 @@ def test_two_processes_end_where_one_does(
         "stratified_time": "true",
         "corrupt_eval": "resolution:7",
         "optimizer__ema": "null" if launcher == "fsdp" else 0.9,
+        "optimizer__clip": "null" if launcher == "fsdp" else 1.0,
     }
     one, two = tmp_path / "one", tmp_path / "two"
     train(one, **settings)

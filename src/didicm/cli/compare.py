@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
         raise UserError("no --data: say where the images are")
     elif options.dry_run:
         study = compare_study(**options.grid, tune=options.tune or 0)
-        show_plan(study, options.out, options.tflops, console, data=options.data)
+        show_plan(study, options.out, options, console, data=options.data)
         return 0
     else:
         command = " ".join(["didicm compare", *map(quoted, argv)])
@@ -171,10 +171,10 @@ def compare(
     return write_report(out)
 
 
-def show_plan(study: Study, out: Path, tflops: float | None, console: Console, **asked: Any) -> None:
+def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, **asked: Any) -> None:
     """What would be trained, and what that would take; `asked` are arguments of `plan_runs`."""
     runs, _ = plan_runs(study, **asked)
-    trials, speed = trials_of(runs, study.tune), tflops or usual_tflops()
+    trials, speed = trials_of(runs, study.tune), options.tflops or usual_tflops()
     costs = forecast({**runs, **trials})
     kinds = {(str(run.method), run.condition): (run, costs[key]) for key, run in runs.items()}
     columns = ("method", "condition", "epochs", "M parameters", "M multiply-adds", "time", "memory, MB")
@@ -190,12 +190,16 @@ def show_plan(study: Study, out: Path, tflops: float | None, console: Console, *
     seconds, disk = sum(need.seconds(speed) for need in costs.values()), sum(need.disk for need in costs.values())
     search = f"{count(len(trials), 'trial')} of the search, {study.tune} of each kind, then " if trials else ""
     length = ", if the search keeps these epochs" if trials else ""
+    devices = options.devices * options.jobs
+    notes = [f"{seconds / 3600:,.0f} device-hours"] if seconds >= 3600 else []  # as clusters count
+    notes += [f"at best {duration(seconds / devices)} on {devices} devices"] if devices > 1 else []
+    takes_in_total = duration(seconds) + " on one device" + (f" ({'; '.join(notes)})" if notes else "")
     console.print(
         f"\n{search}{count(len(runs), 'training')}: {count(len(kinds), 'kind')}, "
         f"{len({run.seed for run in runs.values()})} of each; DiDiCM is sampled with: {names}\n"
         "multiply-adds: of one image's posterior, by the first sampler; time: of one training and its measuring "
         f"on one device at {speed:g} TFLOP/s (--tflops); memory: of a training, per device ({precision})\n"
-        f"in total {duration(seconds)} on one device and {disk / 1e9:,.2f} GB on disk{length}\n"
+        f"in total {takes_in_total} and {disk / 1e9:,.2f} GB on disk{length}\n"
         f"results would be in {out}; nothing was written (--dry-run)",
     )
 

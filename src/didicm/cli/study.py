@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     out = options.out / study.name
     asked: dict[str, Any] = {"data": options.data, "seeds": options.seeds, "settings": options.settings}
     if options.dry_run:
-        show_plan(study, out, options.tflops, console, **asked)
+        show_plan(study, out, options, console, **asked)
         return 0
     if not options.report_only:
         asked |= {

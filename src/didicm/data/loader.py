@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
     image: Tensor  # (B, C, H, W), uint8 unless finished; or stored features (B, D)
     label: Tensor  # (B,), int64; in training, if raters disagree, (B, K): their distributions
-    shown: Tensor  # (B,), which images these are
+    shown: np.ndarray  # (B,), which images these are; a tensor would take a file of shared memory to hand over
     key: np.ndarray  # (B,), one per image, for what is random in finishing
     skipped: dict[int, str]  # images that could not be read, each with a sentence that names it
 
@@ -77,16 +77,14 @@ class Batches(Dataset[Batch]):
         skipped: dict[int, str] = {}
         if isinstance(self.images, FeatureSet):
             features = torch.from_numpy(self.images.features(index, epoch + draw if self.train else 0))
-            which = torch.from_numpy(index)
-            return Batch(features, self.targets[which], which, key, skipped)
+            return Batch(features, self.targets[torch.from_numpy(index)], index, key, skipped)
         if self.stacked is not None:
-            which = torch.from_numpy(index)
-            image = self.stacked[which]
+            image = self.stacked[torch.from_numpy(index)]
         else:
-            image, which, key = self._decode(index, key, skipped)
-        if self.finish and len(which):
+            image, index, key = self._decode(index, key, skipped)
+        if self.finish and len(index):
             image = self.transform.finish(image, key)
-        return Batch(image, self.targets[which], which, key, skipped)
+        return Batch(image, self.targets[torch.from_numpy(index)], index, key, skipped)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Which image is shown at each place of an epoch, and how often it was before; kept for the next batch."""
@@ -101,7 +99,7 @@ class Batches(Dataset[Batch]):
 
     def _decode(
         self, index: np.ndarray, key: np.ndarray, skipped: dict[int, str]
-    ) -> tuple[Tensor, Tensor, np.ndarray]:
+    ) -> tuple[Tensor, np.ndarray, np.ndarray]:
         """Images, which they are, and the keys of those that could be read."""
         shown, prepared, kept = [], [], []
         with preserved():
@@ -118,7 +116,7 @@ class Batches(Dataset[Batch]):
                     prepared.append(self.transform.prepare(taken, k))
                     kept.append(row)
         images = to_tensor(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
-        return images, torch.tensor(shown, dtype=torch.int64), key[kept]
+        return images, np.array(shown, dtype=np.int64), key[kept]
 
     def _load(self, i: int, key: int, skipped: dict[int, str]) -> tuple[int, Picture] | None:
         """Load image i, or in training another of its class; notes what could not be read."""
@@ -171,7 +169,7 @@ class Loader:
         for batch in started(self._loader):
             self.skipped |= batch.skipped
             self._check(batch)
-            self.index = batch.shown
+            self.index = torch.from_numpy(batch.shown)
             if len(batch.label):
                 image = batch.image.to(self._device, non_blocking=True)
                 if not self._batches.finish:

@@ -83,6 +83,13 @@ def tune(device: torch.device) -> None:
         torch.backends.cudnn.benchmark = True
 
 
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed a device and the host; `torch.manual_seed` takes milliseconds to prepare all that are not in use."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 def prepare_network(network: nn.Module, config: RunConfig, fabric: Fabric) -> nn.Module:
     """Lay out weights for the device; batch statistics are each device's own unless the run wants them joined.
 

@@ -1,6 +1,5 @@
 """The training loop, for diffusion and standard classifiers alike: read it from top to bottom."""
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -31,11 +30,10 @@ from didicm.training.devices import (
     agree,
     first_alone,
     fixed_statistics,
-    gather,
     gather_rows,
     make_fabric,
     memory_format,
-    scatter,
+    seed_device,
     share_statistics,
     tune,
 )
@@ -53,7 +51,7 @@ from didicm.training.state import (
     join_cycles,
     keep,
 )
-from didicm.training.steps import Steps, make_optimizer, make_scheduler
+from didicm.training.steps import Steps, make_optimizer, make_scheduler, restore_optimizer
 from didicm.training.tracking import Tracker
 
 CONFIG = "config.yaml"
@@ -106,8 +104,6 @@ def _train(
     config: TrainConfig, run: RunComponents, fabric: Fabric, folder: Path, on_step: OnStep | None, console: Console
 ) -> Path:
     """The loop itself, in a folder that nobody else trains in."""
-    check_batches(config, run, fabric.world_size)
-
     # The state: weights, their average, optimiser and position, restored if the run exists.
     state = TrainState.make(config, run.classifier, fabric)
     resumed = has_state(folder)
@@ -129,7 +125,7 @@ def _train(
     # After `setup_module`: sharding makes other parameters.
     torch_optimizer = make_optimizer(config, classifier.model)
     if optimizer_state is not None:
-        torch_optimizer.load_state_dict(scatter(optimizer_state, torch_optimizer))
+        restore_optimizer(torch_optimizer, optimizer_state, folder)
     optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(torch_optimizer))
     scheduler = make_scheduler(config, torch_optimizer, steps_per_epoch, total_steps)
     annealing = state.annealing(total_steps)
@@ -162,10 +158,9 @@ def _train(
                         with recomputing():
                             fabric.backward(part_loss)
                     losses.append(part_loss.detach())
-                largest = config.optimizer.clip or math.inf
-                norm = gather(fabric.clip_gradients(module, optimizer, max_norm=largest, error_if_nonfinite=False))
 
                 # Step, unless the gradient is not finite
+                norm = steps.clip(module)
                 steps.take(norm, read=read)
                 if steps.hopeless:
                     state.save(folder, optimizer, fabric)
@@ -246,7 +241,7 @@ def _batch(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Image, target, random numbers and weights of one part of a step, as functions of the seed and its number."""
     seed = int(keys(config.seed, number)) % 2**63
-    torch.manual_seed(seed + fabric.global_rank)  # dropout and the like
+    seed_device(fabric.device, seed + fabric.global_rank)  # dropout and the like
     # Numbers for the whole batch, dealt out as the loader deals the images: any split draws the same noise.
     generator = torch.Generator().manual_seed(seed)
     u = run.classifier.random_numbers(len(image) * fabric.world_size, generator)

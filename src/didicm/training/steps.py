@@ -3,7 +3,8 @@
 import logging
 import math
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -11,14 +12,16 @@ from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
+from didicm.errors import UserError
 from didicm.settings import TrainConfig
-from didicm.training.devices import works_behind
+from didicm.training.devices import gather, scatter, works_behind
 from didicm.training.state import Snapshot, TrainState
 
 # It would say of a training of one step that its learning rate does not change.
 logging.getLogger("timm.scheduler.cosine_lr").setLevel(logging.ERROR)
 
 LAYERWISE = re.compile("lamb|lar[cs]")  # in timm's names of optimisers that adapt the step to each layer
+ZERO_STARTED_LR = 0.1  # of the others' learning rate, for what those optimisers leave unscaled
 MAX_SKIPPED = 50  # steps in a row that half precision may skip; full precision has no excuse
 
 
@@ -32,7 +35,7 @@ class Steps:
     """
 
     def __init__(self, state: TrainState, optimizer: torch.optim.Optimizer, fabric: Fabric) -> None:
-        self._state, self._optimizer = state, optimizer
+        self._state, self._optimizer, self._fabric = state, optimizer, fabric
         self._scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
         self._always = self._scaled or not works_behind(fabric.device)
         self._limit = 1 if state.config.run.precision == "32-true" else MAX_SKIPPED
@@ -58,6 +61,19 @@ class Steps:
         elif not self._trusted:
             self._before = self._state.copy(self._optimizer)
         return went_back
+
+    def clip(self, module: nn.Module) -> Tensor:
+        """Norm of the gradient, which is limited where the settings say so."""
+        if largest := self._state.config.optimizer.clip:
+            clipped = self._fabric.clip_gradients(
+                module, self._optimizer, max_norm=largest, error_if_nonfinite=False
+            )
+            return cast(Tensor, gather(clipped))
+        # Without a limit that would multiply every gradient by one.
+        precision, own = self._fabric.strategy.precision, self._optimizer.optimizer  # type: ignore[attr-defined]
+        precision.unscale_gradients(own)
+        norms = torch._foreach_norm([p.grad for p in precision.main_params(own) if p.grad is not None])
+        return cast(Tensor, gather(torch.linalg.vector_norm(torch.stack(norms))))
 
     def take(self, norm: Tensor, *, read: bool) -> None:
         """Move the weights by a gradient of this norm, unless it is read and not finite."""
@@ -90,12 +106,28 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
     zero_started = getattr(model, "zero_started", ())
     if zero_started and LAYERWISE.search(settings.name.lower()):
         # These scale a step with the norm of the weights: those that start at zero would stay there. They do not
-        # scale the steps of parameters without weight decay.
+        # scale the steps of parameters without weight decay, which are then many times as long as those of other
+        # layers: at the same learning rate the condition drowns the image in a deep trunk.
+        own = [p for name, p in model.named_parameters() if name in zero_started]
         parameters = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=zero_started)
+        for group in parameters:
+            group["params"] = [p for p in group["params"] if all(p is not x for x in own)]
+        parameters.append({"params": own, "weight_decay": 0.0, "lr_scale": ZERO_STARTED_LR})
     optimizer: torch.optim.Optimizer = create_optimizer_v2(
         parameters, opt=settings.name, lr=lr, weight_decay=settings.weight_decay, momentum=settings.momentum
     )
     return optimizer
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], folder: Path) -> None:
+    """Give an optimiser the state that a run in this folder had."""
+    try:
+        optimizer.load_state_dict(scatter(state, optimizer))
+    except ValueError as error:  # of earlier versions, which grouped what starts at zero otherwise
+        raise UserError(
+            f"{folder} holds an optimiser's state with other groups of weights, as of another version of didicm: "
+            "train anew in another --out"
+        ) from error
 
 
 def make_scheduler(

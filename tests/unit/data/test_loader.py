@@ -286,3 +286,13 @@ def test_other_devices_finish_there(images):
     ((image, label, _), *_) = load(images, SMALL, eval_transform=EvalTransform(size=24), device="meta")
     assert (image.device.type, image.dtype, image.shape) == ("meta", torch.float32, (4, 3, 24, 24))
     assert label.device.type == "meta"
+
+
+def test_a_worker_hands_over_no_tensor_but_images_and_labels(images):
+    """Each costs the process that trains a file of shared memory to open."""
+    loader = make_loader(images, TrainTransform(WEAK, EVAL), 4, train=True, seed=0, in_memory=False)
+    batch = loader._batches[0, 0]
+    assert [name for name, value in batch._asdict().items() if isinstance(value, torch.Tensor)] == [
+        "image",
+        "label",
+    ]

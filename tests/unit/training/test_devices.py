@@ -13,7 +13,15 @@ from didicm import StandardClassifier, UserError, create_model
 from didicm.classifier import Loss
 from didicm.settings import RunConfig
 from didicm.training import devices, loop
-from didicm.training.devices import agree, memory_format, prepare_network, share_statistics, tune, works_behind
+from didicm.training.devices import (
+    agree,
+    memory_format,
+    prepare_network,
+    seed_device,
+    share_statistics,
+    tune,
+    works_behind,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +35,29 @@ from didicm.training.devices import agree, memory_format, prepare_network, share
 def test_layout_and_queue_are_functions_of_the_device(device, layout, behind):
     assert memory_format(torch.device(device)) is layout
     assert works_behind(torch.device(device)) is behind
+
+
+def test_seeding_reaches_the_host_and_the_device_of_the_run_only(monkeypatch):
+    seeded = []
+    for kind in (torch.cuda, torch.mps, torch.xpu):
+        monkeypatch.setattr(kind, "manual_seed", lambda seed, kind=kind: seeded.append((kind, seed)))
+        monkeypatch.setattr(
+            kind, "manual_seed_all", lambda seed: pytest.fail("a device not in use"), raising=False
+        )
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(7))
+    for device in ("cpu", "cuda:1", "mps"):
+        seed_device(torch.device(device), 7)
+        assert torch.equal(torch.rand(3), expected)
+    assert seeded == [(torch.cuda, 7), (torch.mps, 7)]
+
+
+def test_a_step_seeds_no_device_that_the_run_does_not_use(train, monkeypatch):
+    """PyTorch's own seeding of all devices costs a CPU more than the rest of preparing a batch."""
+    seeded, steps = [], []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    train(on_step=lambda done, total: steps.append(len(seeded)))
+    assert len(steps) == 5
+    assert len(set(steps)) == 1
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import re
 from functools import partial
+from signal import SIGINT, raise_signal
 from types import SimpleNamespace
 
 import pytest
@@ -7,12 +8,13 @@ import torch
 from timm.optim import list_optimizers
 from torch._dynamo.utils import counters
 
-from didicm import UserError, create_model
+from didicm import DiffusionClassifier, UserError, create_model
+from didicm.data import EvalTransform, open_data, subset, target_distribution
 from didicm.settings import load_recipe, recipes
-from didicm.training import loop
+from didicm.training import loop, steps
 from didicm.training.devices import agree, gather, make_fabric, scatter
 from didicm.training.state import load_state
-from didicm.training.steps import make_optimizer
+from didicm.training.steps import make_optimizer, make_scheduler
 from didicm.values import override
 
 
@@ -75,6 +77,47 @@ def test_the_condition_of_a_diffusion_classifier_grows_from_zero(optimizer, trai
     """LAMB scales a step with the norm of the weights: those that start at zero need to be outside of that."""
     train(optimizer__name=optimizer, optimizer__lr=5e-3, epochs=4, optimizer__weight_decay=0.1)
     assert weights_of(tmp_path / "run")["project.weight"].square().mean().sqrt() > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("lamb", 1e-2)])
+def test_a_deep_trunk_learns_few_images_while_its_condition_grows(optimizer, lr, tiny_config, tmp_path):
+    """With AdamW only if the condition starts at zero; with LAMB only if it leaves zero, but not in long steps."""
+    settings = {"optimizer__name": optimizer, "optimizer__lr": lr, "epochs": 1, "optimizer__warmup_epochs": 0.1}
+    config, total = tiny_config(tmp_path, **settings), 200
+    data = open_data("fashion-mini", channels=1).train
+    chosen = subset(data.labels, 4, seed=0)
+    transform = EvalTransform(14, 1, crop_pct=1.0)
+    image = torch.stack([transform(data.load(int(i))) for i in chosen])
+    label = torch.from_numpy(data.labels[chosen])
+    torch.manual_seed(0)
+    model = create_model("didirn18", num_classes=10, in_chans=1, width=0.125, stem="small")
+    classifier = DiffusionClassifier(model).train()
+    moving = make_optimizer(config, model)
+    scheduler = make_scheduler(config, moving, total, total)
+    for step in range(total):
+        scheduler.step_update(step)
+        few = torch.randperm(len(image))[:20]
+        classifier.loss(image[few], target_distribution(label[few], 10)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        moving.step()
+        moving.zero_grad()
+    probs = classifier.eval()(image)
+    assert -probs.gather(1, label.unsqueeze(1)).log().mean() < 1.1  # log 10 = 2.30 is what knows nothing
+    assert model.project.weight.square().mean().sqrt() > 3e-3
+
+
+def test_a_run_whose_optimiser_was_made_otherwise_is_not_resumed(train, monkeypatch):
+    """As one of an earlier version, whose parameters were grouped in another way."""
+
+    def stop(done, total):
+        raise_signal(SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(optimizer__name="lamb", on_step=stop)
+    monkeypatch.setattr(steps, "LAYERWISE", re.compile("none"))
+    with pytest.raises(UserError, match=r"holds an optimiser's state with other groups .* in another --out"):
+        train(optimizer__name="lamb")
 
 
 @pytest.mark.parametrize("name", [name for name in list_optimizers("*la[mr]*") if "fused" not in name])

@@ -179,6 +179,26 @@ def test_a_resumed_run_goes_on_with_its_gradient_scaler(train, tmp_path, scaled_
     assert_same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "resumed"))
 
 
+@pytest.mark.parametrize(("limit", "writes"), [(None, 0), (1e9, 1), (1e-3, 1)])
+def test_a_gradient_is_left_alone_where_there_is_no_limit_to_its_norm(limit, writes, train, monkeypatch):
+    """Where there is one, all are multiplied; a norm that is logged but not limited must not cost that."""
+    clip, seen = steps.Steps.clip, []
+
+    def look(self, module):
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        before, versions = torch.cat([x.flatten() for x in gradients]).norm(), [x._version for x in gradients]
+        norm = clip(self, module)
+        assert torch.allclose(norm, before)
+        assert {x._version - version for x, version in zip(gradients, versions, strict=True)} == {writes}
+        seen.append(torch.cat([x.flatten() for x in gradients]).norm() / before)
+        return norm
+
+    monkeypatch.setattr(steps.Steps, "clip", look)
+    train(optimizer__clip=limit)
+    assert len(seen) == 5
+    assert all(ratio < 0.5 if limit == 1e-3 else ratio == 1 for ratio in seen)
+
+
 def test_sampling_has_no_number_in_float64_even_where_it_stops_early(make_checkpoint, some_images):
     classifier, transform = make_checkpoint().classifier, EvalTransform(8, 1, crop_pct=1.0)
     samplers = {"whole": {}, "early": {"tolerance": 0.03}, "labels": {"method": "cl", "chains": 2}}
