@@ -57,8 +57,8 @@ class Settings:
     def from_dict(cls: type[S], values: Mapping[str, Any]) -> S:
         """Make it from names and values; what is unknown or missing is told."""
         known = {item.name: item.default is item.default_factory is MISSING for item in fields(cls)}  # type: ignore[arg-type]
-        if unknown := next((name for name in values if name not in known), None):
-            raise UserError(f"there is no key {unknown!r}: {did_you_mean(str(unknown), known)}")
+        if unknown := [name for name in values if name not in known]:
+            raise UserError(f"there is no key {unknown[0]!r}: {did_you_mean(str(unknown[0]), known)}")
         if missing := [name for name, needed in known.items() if needed and name not in values]:
             raise UserError(f"{', '.join(missing)} must be given")
         return cls(**values)

@@ -178,6 +178,7 @@ def test_a_list_of_steps_makes_a_sampler_each_and_only_the_first_keeps_posterior
     ("change", "message"),
     [
         ({"colour": 1}, "there is no key 'colour'"),
+        ({"": 1}, "there is no key ''"),
         ({"method": []}, "there is no key 'method': did you mean methods?"),
         ({"layout": "round"}, "layout must be one of"),
         ({"layout": "sizes"}, "every method needs a size"),

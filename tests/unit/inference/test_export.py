@@ -11,7 +11,6 @@ from didicm import DiffusionClassifier, Ensemble, Predictor, Sampler, StandardCl
 from didicm.data import EvalTransform
 from didicm.data.images import stack
 from didicm.evaluation.calibration import Conformal
-from didicm.evaluation.stored import open_model
 from didicm.inference import export as module
 from didicm.inference.export import export
 
@@ -102,23 +101,6 @@ def test_what_cannot_be_exported_is_told(calibrated_model, tmp_path, fails, monk
     )
     monkeypatch.setattr(module, "LARGEST", 1000)
     assert "do not fit into one ONNX file: choose --format torch" in fails("export", calibrated_model, *out)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_torch_program_is_checked_as_it_lies_in_the_file(calibrated_model, tmp_path, monkeypatch):
-    def save_wrongly(program, path, **options):
-        weights = next(iter(program.state_dict.values()))
-        before = weights.clone()
-        with torch.no_grad():
-            weights.add_(1)
-            saved(program, path, **options)
-            weights.copy_(before)
-
-    saved = torch.export.save
-    monkeypatch.setattr(torch.export, "save", save_wrongly)
-    model = open_model(calibrated_model, device="cpu")
-    with pytest.raises(UserError, match=r"differs from PyTorch by .*: nothing was written"):
-        export(model, tmp_path / "model.pt2", format="torch")
     assert not list(tmp_path.iterdir())
 
 
