@@ -15,7 +15,7 @@ from didicm.experiments.spec import Condition, Run
 from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study, make_study
 from didicm.settings import load_recipe
 from didicm.training.build import build_classifier
-from didicm.values import override
+from didicm.values import flatten, override
 
 GIVEN = (
     "finetune-cpu",
@@ -317,3 +317,21 @@ def test_conditions_may_differ_in_their_table_of_labels(tiny):
     assert len({run.key for run in runs}) == 6
     assert str(study.conditions[0]) == "7 px, 100 % of the images, labels of worse.csv"
     assert sorted(study.conditions, key=lambda c: c.noise_order)[0].labels is None
+
+
+def test_recipe_few_is_what_the_tuned_study_recommends():
+    """But for what that study varies, its images, and the sampler that it compares with others."""
+    run = next(r for r in load_study("fair-cpu").runs("data", 1) if r.method.variant == "ResNet blocks")
+    recipe = flatten(load_recipe("few"))
+    own = {
+        "data",
+        "seed",
+        "fraction",
+        "epochs",
+        "image.size",
+        "image.limit",
+        "run.validate_epochs",
+        "sampler.method",
+    }
+    differ = {name for name, value in flatten(run.config).items() if recipe[name] != value}
+    assert differ <= own, differ - own
