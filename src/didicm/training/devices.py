@@ -71,11 +71,6 @@ def works_behind(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def memory_format(device: torch.device) -> torch.memory_format:
-    """How images and weights of convolutions lie in memory: GPUs are faster where the channels come last."""
-    return torch.channels_last if device.type == "cuda" else torch.preserve_format
-
-
 def tune(device: torch.device) -> None:
     """Let cuDNN time its convolutions: a run's shapes stay the same. Not where results must not depend on time."""
     deterministic = torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
@@ -91,15 +86,15 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 def prepare_network(network: nn.Module, config: RunConfig, fabric: Fabric) -> nn.Module:
-    """Lay out weights for the device; batch statistics are each device's own unless the run wants them joined.
+    """Put channels last in memory, where GPUs and CPUs are faster; join batch statistics if the run wants it.
 
-    Those saved are the first process's: DDP hands them to the others before every step.
+    Else those saved are the first process's: DDP hands them to the others before every step.
     """
     if config.sync_batch_norm and fabric.world_size > 1:
         if fabric.device.type == "cpu":
             raise UserError("run.sync_batch_norm needs GPUs: PyTorch cannot join batch statistics of CPUs")
         network = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
-    return network.to(memory_format=memory_format(fabric.device))
+    return network.to(memory_format=torch.channels_last)
 
 
 def share_statistics(network: nn.Module, fabric: Fabric) -> None:

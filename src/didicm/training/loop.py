@@ -32,7 +32,6 @@ from didicm.training.devices import (
     fixed_statistics,
     gather_rows,
     make_fabric,
-    memory_format,
     seed_device,
     share_statistics,
     tune,
@@ -252,7 +251,7 @@ def _batch(
             target = run.teacher.posterior(image, **config.teacher_sampler).probs
     weight = None if run.class_weight is None else Loss.bits(target @ run.class_weight)
     if image.ndim == 4:  # stored features have no such layout
-        image = image.to(memory_format=memory_format(image.device))
+        image = image.to(memory_format=torch.channels_last)
     return image, Loss.bits(target), Loss.bits(u), weight
 
 
