@@ -212,10 +212,12 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
     return {**described, "objective": classifier.objective}
 
 
-_LATER = ("time_sampling", "stratified_time", "mask")  # of diffusion classifiers; older models have the defaults
+_LATER = ("time_sampling", "mask")  # of diffusion classifiers; older models have the defaults
+_GONE = ("stratified_time",)  # stored for a while; it mattered in training alone
+_SHARED = ("kind", "model", "schedule", "draws_per_image", "views")
 _KEYS = {
-    "diffusion": {"kind", "model", "schedule", "draws_per_image", "views", "label_proposal", *_LATER, "sampler"},
-    "standard": {"kind", "model", "schedule", "draws_per_image", "views", "objective"},
+    "diffusion": {*_SHARED, "label_proposal", "sampler", *_LATER, *_GONE},
+    "standard": {*_SHARED, "objective"},
     "ensemble": {"kind", "members"},
 }
 

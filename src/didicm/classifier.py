@@ -118,7 +118,6 @@ class DiffusionClassifier(Classifier):
         draws_per_image: int = 1,
         label_proposal: float = 0.0,
         time_sampling: TimeSampling = "uniform",
-        stratified_time: bool = False,
         mask: float = 0.0,
     ) -> None:
         if not isinstance(model, ScoreFunction):
@@ -131,7 +130,6 @@ class DiffusionClassifier(Classifier):
         self.sampler = sampler or Sampler()
         self.label_proposal = label_proposal
         self.time_sampling: TimeSampling = coerce(time_sampling, TimeSampling, "time_sampling")
-        self.stratified_time = stratified_time
         self.mask: float = coerce(mask, Annotated[float, Range(0, 1)], "mask")
         if self.process.num_classes != self.num_classes:
             raise ValueError(f"the model has {self.num_classes} classes, the process {self.process.num_classes}")
@@ -143,17 +141,6 @@ class DiffusionClassifier(Classifier):
                 "leave it out, or derive the network from didicm.models.ScoreModel"
             )
         self._check_sampler(self.sampler)
-
-    def random_numbers(self, images: int, generator: torch.Generator | None = None) -> Tensor:
-        """As of any classifier; with `stratified_time` the times of a batch are evenly spaced from a random start.
-
-        Each is still uniform by itself, and the draws of one image are as far apart as can be.
-        """
-        u = super().random_numbers(images, generator)
-        if self.stratified_time:
-            place = torch.arange(u[..., 0].numel()).view(self.draws_per_image, images).T
-            u[..., 0] = (u[0, 0, 0] + place / place.numel()) % 1
-        return u
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         """Score entropy (Algorithm 1); several draws of noise share one encoding of the image.

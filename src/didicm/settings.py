@@ -138,7 +138,6 @@ class TrainConfig(Settings):
             computes them in every step
         label_proposal: least share of noisy labels drawn from all classes, with importance weights; 0 is the paper
         time_sampling: uniform as in the paper, or squared: more draws at little noise, with importance weights
-        stratified_time: space the times of a batch evenly instead of drawing each by itself
         mask: share of the draws whose label is masked, which train the answer without a label by cross-entropy: 0
             is DiDiCM, 1 a standard classifier (with sampler.method readout)
         teacher: a run or model directory whose posteriors of the augmented and mixed images are the targets
@@ -168,7 +167,6 @@ class TrainConfig(Settings):
     feature_views: Annotated[int, Range(0, 1000)] = 8
     label_proposal: Annotated[float, Range(0, 1)] = 0.0
     time_sampling: TimeSampling = "uniform"
-    stratified_time: bool = False
     mask: Annotated[float, Range(0, 1)] = 0.0
     teacher: str | None = None
     teacher_sampler: Mapping[str, Any] = field(default_factory=dict)

@@ -181,7 +181,6 @@ def test_two_processes_end_where_one_does(
         "optimizer__name": "sgd",
         "optimizer__lr": 0.05,
         "draws_per_image": 2,
-        "stratified_time": "true",
         "corrupt_eval": "resolution:7",
         "optimizer__ema": "null" if launcher == "fsdp" else 0.9,
         "optimizer__clip": "null" if launcher == "fsdp" else 1.0,

@@ -19,6 +19,7 @@ from didicm import (
 )
 from didicm.diffusion import Exponential, Geometric
 from didicm.models import ScoreModel, list_models
+from didicm.settings import read_config
 
 SMALL = {"num_classes": 4, "width": 0.125}
 NAMES = ["T-shirt", "große Hose", "猫", "dress"]
@@ -44,7 +45,6 @@ def classifiers():
             draws_per_image=4,
             label_proposal=0.5,
             time_sampling="squared",
-            stratified_time=True,
             mask=0.5,
         ),
         "standard": StandardClassifier(baseline, "binary-cross-entropy"),
@@ -77,12 +77,26 @@ def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
         "draws_per_image",
         "label_proposal",
         "time_sampling",
-        "stratified_time",
         "mask",
     ):
         assert getattr(again, key, None) == getattr(classifier, key, None)
     image = torch.randn(3, classifier.in_chans, 16, 16)
     assert torch.equal(again(image), classifier(image))
+
+
+def test_a_model_and_a_run_that_name_an_option_of_the_past_are_read(tmp_path):
+    save(classifiers()["everything set"], tmp_path / "model", class_names=NAMES, transform=TRANSFORM)
+    stored = tmp_path / "model" / "config.json"
+    config = json.loads(stored.read_text())
+    config["stratified_time"] = True  # mattered in training alone
+    stored.write_text(json.dumps(config))
+    assert load(tmp_path / "model").classifier.mask == 0.5
+    stored = tmp_path / "config.yaml"
+    stored.write_text("epochs: 7\nstratified_time: false\n")
+    assert read_config(stored).epochs == 7
+    stored.write_text("epochs: 7\nstratified_time: true\n")
+    with pytest.raises(UserError, match="stratified_time"):
+        read_config(stored)
 
 
 @pytest.mark.parametrize("name", list_models())

@@ -46,7 +46,7 @@ ALL = {
     "score": diffusion,
     "posterior": lambda: diffusion(parameterization="posterior"),
     "draws": lambda: diffusion(draws_per_image=3, label_proposal=0.5),
-    "times": lambda: diffusion(time_sampling="squared", stratified_time=True, draws_per_image=2),
+    "times": lambda: diffusion(time_sampling="squared", draws_per_image=2),
     "masked": lambda: diffusion(mask=0.5, parameterization="posterior"),
     "backbone": lambda: backbone(draws_per_image=4),
     "cross-entropy": standard,
@@ -214,22 +214,6 @@ def test_squared_times_leave_the_mean_of_the_loss():
     )
     error = ((uniform.var() + squared.var()) / 1500).sqrt()
     assert (uniform.mean() - squared.mean()).abs() < 4 * error
-
-
-def test_stratified_times_are_evenly_spaced_and_each_is_uniform():
-    stratified, usual = (
-        torch.stack([each.random_numbers(6, torch.Generator().manual_seed(seed)) for seed in range(500)])
-        for each in (diffusion(draws_per_image=2, stratified_time=True), diffusion(draws_per_image=2))
-    )
-    times = stratified[..., 0]  # (batches, images, draws)
-    assert ((times >= 0) & (times < 1)).all()
-    gaps = times.flatten(1).sort(1).values.diff(dim=1)
-    assert torch.allclose(gaps, torch.full_like(gaps, 1 / 12), atol=1e-6)
-    apart = (times[..., 0] - times[..., 1]).abs()  # of two draws of one image
-    assert torch.allclose(apart, torch.full_like(apart, 0.5), atol=1e-6)
-    counts = torch.histc(times[:, 3, 1], 5, 0, 1)  # of one image over batches
-    assert (counts - 100).abs().max() < 40
-    assert torch.equal(stratified[..., 1:], usual[..., 1:])  # labels are drawn as ever
 
 
 @pytest.mark.parametrize("make", [diffusion, backbone])

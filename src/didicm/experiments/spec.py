@@ -39,7 +39,6 @@ LATER: dict[str, Any] = {
     "label_noise": 0.0,
     "data_seed": None,
     "time_sampling": "uniform",
-    "stratified_time": False,
     "mask": 0.0,
     "teacher": None,
     "teacher_sampler": {},

@@ -158,7 +158,6 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int, *, fr
             config.draws_per_image,
             config.label_proposal,
             config.time_sampling,
-            config.stratified_time,
             config.mask,
         )
     except ValueError as error:

@@ -34,7 +34,6 @@ def test_a_compiled_network_learns_the_same(train, weights_of, assert_same, monk
             "run__precision": "bf16-mixed",
             "draws_per_image": 2,
             "time_sampling": "squared",
-            "stratified_time": True,
         },
         {
             "model_args__parameterization": "score",
@@ -136,7 +135,7 @@ def test_optimisers_that_adapt_to_each_layer_leave_out_what_starts_at_zero(name,
 def test_every_optimiser_learns_with_times_drawn_otherwise_and_masked_labels(
     optimizer, train, metrics_of, tmp_path
 ):
-    settings = {"time_sampling": "squared", "stratified_time": True, "model_args__noise_embedding": "log"}
+    settings = {"time_sampling": "squared", "model_args__noise_embedding": "log"}
     settings |= {"mask": 0.3, "draws_per_image": 4, "batch_size": 10}
     settings |= {"epochs": 10, "run__validate_epochs": 10, "run__workers": 0, "optimizer__warmup_epochs": 0}
     train(
