@@ -24,7 +24,7 @@ from didicm.experiments.results import (
     read_trials,
     write_plan,
 )
-from didicm.experiments.spec import ONE_CALL, Condition
+from didicm.experiments.spec import ONE_CALL
 from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables
@@ -39,6 +39,7 @@ ORDER = (
     "breadth",
     "classes",
     "labels",
+    "noise",
     "ensembles",
     "steps",
     "main",
@@ -104,7 +105,18 @@ such comparisons, five would be marked by chance.
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
 ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scaled=True))
 _MARKS = {1: " +", 0: "", -1: " -"}
-TUNED = ("fair-cpu", "breadth-cpu", "classes-cpu", "labels-cpu")
+TUNED = ("fair-cpu", "breadth-cpu", "classes-cpu", "labels-cpu", "noise-cpu")
+PEOPLE = {  # tables of labels of study labels-cpu
+    "labels of aggre.csv": "labels of people, 9 % wrong",
+    "labels of random1.csv": "labels of people, 17 % wrong",
+    "labels of worse.csv": "labels of people, 40 % wrong",
+}
+DATA = {
+    "hf://cifar10": "CIFAR-10",
+    "cifar10n": "CIFAR-10",
+    "hf://tiny100": "100 classes of Tiny-ImageNet",
+    "fashion-mini": "Fashion-MNIST",
+}
 AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
 
 DISTILL = "distill"
@@ -160,7 +172,7 @@ def write_page(folder: Path = FOLDER) -> str:
 class Compared:
     """An answer of DiDiCM under one condition beside the best standard classifier, metric by metric."""
 
-    condition: Condition
+    condition: str  # with the name of the data
     entry: Entry
     best: Entry  # of the standard classifiers, by temperature-scaled NLL
     values: dict[
@@ -173,15 +185,15 @@ class Compared:
 def _write_advice(folders: list[Path]) -> Iterator[str]:
     """What a practitioner can act on: DiDiCM and the best standard classifier, with one and with several views."""
     plans = [(read_plan(folder), read_results(folder)) for folder in folders]
-    studies = [rows_of(results, plan.study) for plan, results in plans if plan]
+    studies = [(DATA[plan.data], rows_of(results, plan.study)) for plan, results in plans if plan]
     if not studies:
         return
     titles = ("One view of each image", "Several augmented views of each image")
     found = {
         title: [
             x
-            for rows in studies
-            for x in _compare(Rows(r for r in rows if (r.views > 1) == several))
+            for data, rows in studies
+            for x in _compare(data, Rows(r for r in rows if (r.views > 1) == several))
             if x.entry.method.variant == RECOMMENDED
         ]
         for title, several in zip(titles, (False, True), strict=True)
@@ -197,22 +209,24 @@ def _conclude(once: list[Compared], often: list[Compared]) -> Iterator[str]:
     """What to use when, with one call for an answer: it follows from the marks alone."""
     told: dict[str, list[str]] = {"Use DiDiCM": [], "Use a standard classifier": [], "Either will do": []}
     for x in (x for x in once if x.entry.sampler == ONE_CALL):
-        marked = {
-            sign: [f"{m} {m.text(v[0])} against {m.text(v[1])}" for m, v in x.values.items() if v[2] == sign]
-            for sign in (1, -1)
-        }
-        better, worse = marked[1], marked[-1]
+        better, worse = ([str(m) for m, (*_, mark) in x.values.items() if mark == sign] for sign in (1, -1))
         use = "Either will do" if len(better) == len(worse) else "Use DiDiCM"
         use = "Use a standard classifier" if len(better) < len(worse) else use
-        why = [f"{word} {', '.join(names)}" for word, names in (("better:", better), ("worse:", worse)) if names]
-        told[use].append(f"{x.condition} ({'; '.join(why) or 'no difference beyond noise'})")
+        marked = (("better in", better), ("worse in", worse))
+        why = [f"DiDiCM is {word} {'; '.join(names)}" for word, names in marked if names]
+        told[use].append(f"    - {x.condition}: {', '.join(why) or 'no difference beyond noise'}")
     for use, conditions in told.items():
-        yield from [f"- **{use}** with {'; with '.join(conditions)}."] if conditions else []
+        yield from [f"- **{use}** with", *conditions] if conditions else []
     names = [str(x.best.method) for x in {x.condition: x for x in once}.values()]
     usual = max(set(names), key=names.count)
     yield (
         f"- Of the standard classifiers, *{usual}* has the lowest temperature-scaled NLL under "
-        f"{names.count(usual)} of {len(names)} conditions. Fit a temperature on held-out images."
+        f"{names.count(usual)} of {len(names)} conditions."
+    )
+    harmed = {x.condition: None for x in once if x.values[SCALED_NLL][1] > x.values[NLL][1]}
+    yield (
+        "- **Fit a temperature** on held-out images whose labels are right: it raised the NLL of the standard "
+        f"classifier under {len(harmed)} of {len(names)} conditions{': ' if harmed else ''}{'; '.join(harmed)}."
     )
     if often:
         gains = [y.values[SCALED_NLL][1] - x.values[SCALED_NLL][1] for y, x in _same_condition(once, often)]
@@ -230,9 +244,10 @@ def _same_condition(once: list[Compared], often: list[Compared]) -> list[tuple[C
     return [(by_condition[x.condition], x) for x in {x.condition: x for x in often}.values()]
 
 
-def _compare(rows: Rows) -> Iterator[Compared]:
+def _compare(data: str, rows: Rows) -> Iterator[Compared]:
     """Every answer of DiDiCM under every condition."""
     for condition in rows.conditions():
+        where = f"{data}, {condition}".replace(condition.noise, PEOPLE.get(condition.noise, condition.noise))
         here = rows.select(condition=condition)
         theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
         for ours in (e for e in here.entries() if not e.method.baseline and theirs):
@@ -246,7 +261,12 @@ def _compare(rows: Rows) -> Iterator[Compared]:
             training = costs[0] / costs[1] if all(costs) else None
             nll = {e: here.select(e).estimate(SCALED_NLL).mean for e in theirs}
             yield Compared(
-                condition, ours, min(nll, key=nll.__getitem__), values, here.cost_ratio(ours, theirs[0]), training
+                where,
+                ours,
+                min(nll, key=nll.__getitem__),
+                values,
+                here.cost_ratio(ours, theirs[0]),
+                training,
             )
 
 
@@ -263,21 +283,6 @@ def _write_compared(title: str, found: list[Compared]) -> Iterator[str]:
             cells += [f"{x.inference:.1f}", "" if x.training is None else f"{x.training:.1f}"]
             yield f"| | {x.entry} | {' | '.join(cells)} |"
     yield "\nInference and training: multiply-adds relative to the standard classifier's.\n"
-    for entry in dict.fromkeys(str(x.entry) for x in found):
-        mine = [x for x in found if str(x.entry) == entry]
-        yield f"- **{entry}**: {'; '.join(_count(mine, metric) for metric in (TOP1, NLL, SCALED_NLL))}."
-    yield ""
-
-
-def _count(found: list[Compared], metric: Metric) -> str:
-    """In how many conditions one answer is better or worse, and in which."""
-    by_sign = {sign: [str(x.condition) for x in found if x.values[metric][2] == sign] for sign in (1, -1)}
-    told = [
-        f"{word} with {', '.join(names)}"
-        for word, names in zip(("better", "worse"), by_sign.values(), strict=True)
-        if names
-    ]
-    return f"{metric} {' and '.join(told) or 'no different anywhere'}"
 
 
 def _on_aim(found: list[Compared]) -> Iterator[str]:
@@ -340,6 +345,7 @@ def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     write_files(folder, {figure.file: figure.data for figure in figures})
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
     parts += [f"Predicted: {study.prediction}\n"] if study.prediction else []
+    parts += [f"Note: {study.note}\n"] if study.note else []
     parts += [f"{sentence}\n" for sentence in verdict(study, rows, trials)]
     parts += [f"![{figure.title}](results/{folder.name}/{figure.file})\n" for figure in figures]
     tables = make_tables(study, rows)
