@@ -25,6 +25,21 @@ METHODS = {
         "DiDiCM", "score", settings={"model_args.parameterization": "score", "mask": 0.0}
     ),
     "didicm-posterior": Method("DiDiCM", "posterior", settings={"model_args.parameterization": "posterior"}),
+    "didicm-few": Method(  # recipe few
+        "DiDiCM",
+        "ResNet blocks",
+        settings={
+            "model_args.layout": "resnet",
+            "model_args.parameterization": "score",
+            "model_args.noise_embedding": "log",
+            "mask": 0.5,
+            "draws_per_image": 1,
+            "label_proposal": 0.5,
+            "time_sampling": "squared",
+            "sampler.method": "readout",
+            "augment.label_smoothing": 0.1,
+        },
+    ),
 }
 QUESTION = "Is DiDiCM better than a standard classifier, and at what cost?"
 
@@ -51,9 +66,11 @@ def compare_study(
     for name in methods:
         if name not in METHODS:
             raise UserError(f"--methods has no {name!r}: {did_you_mean(name, METHODS)}")
-    chosen = dict.fromkeys(methods)
-    if "standard" in chosen and override(load_recipe(recipe), settings or {}).augment.label_smoothing:
+    chosen, config = dict.fromkeys(methods), override(load_recipe(recipe), settings or {})
+    if "standard" in chosen and config.augment.label_smoothing:
         chosen.pop("standard-smooth", None)  # the recipe smooths all of them
+    if len(chosen) > 1 and not config.model.startswith("didirn"):
+        chosen.pop("didicm-few", None)  # its blocks are those of a DiDiRN
     conditions = product(resolutions or (None,), fractions, corruptions, label_noises)
     return Study(
         name="comparison",

@@ -277,6 +277,7 @@ def test_a_comparison_leaves_out_what_the_recipe_makes_the_same():
     smoothed = compare_study(settings={"augment.label_smoothing": 0.1})
     assert METHODS["standard-smooth"] not in smoothed.methods
     assert METHODS["standard-smooth"] in compare_study(recipe="weak").methods
+    assert METHODS["didicm-few"] not in compare_study(recipe="finetune").methods
     repeated = compare_study(methods=["standard", "standard"], resolutions=[7, 7], corruptions=["none", "noise:3"])
     assert len(repeated.methods) == 1
     assert repeated.conditions == (Condition(7), Condition(7, 1.0, "noise:3"))
@@ -335,3 +336,12 @@ def test_recipe_few_is_what_the_tuned_study_recommends():
     }
     differ = {name for name, value in flatten(run.config).items() if recipe[name] != value}
     assert differ <= own, differ - own
+
+
+@pytest.mark.parametrize("recipe", ["few", "small"])
+def test_the_method_few_of_a_comparison_is_the_recipe_of_that_name(recipe):
+    """Under recipe few to the letter; under another in all but its length, batches and images."""
+    run = compare_study(methods=["didicm-few"], recipe=recipe).runs("fashion-mini", 1)[0]
+    few = override(load_recipe("few"), {"data": "fashion-mini"})
+    differ = {name for name, value in flatten(run.config).items() if flatten(few)[name] != value}
+    assert differ <= {"run.validate_epochs", *(("epochs", "batch_size") if recipe == "small" else ())}
