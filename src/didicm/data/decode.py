@@ -19,7 +19,6 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from didicm.data.many_channels import open_bands, open_many, samples
 from didicm.data.picture import (
     DECODERS,
     MEMORY,
@@ -28,6 +27,9 @@ from didicm.data.picture import (
     check_complete,
     check_memory,
     decoding_bytes,
+    open_bands,
+    open_many,
+    samples,
     stored_bytes,
     white_value,
 )

@@ -13,8 +13,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from didicm.data.decode import to_channels
-from didicm.data.many_channels import MOST_CHANNELS
-from didicm.data.picture import Picture, from_pixels
+from didicm.data.picture import MOST_CHANNELS, Picture, from_pixels
 from didicm.errors import UserError, reason
 from didicm.text import readable as readable
 

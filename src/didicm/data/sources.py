@@ -19,11 +19,10 @@ import numpy as np
 
 from didicm.data.decode import own_channels
 from didicm.data.folder import FolderSet, open_folder
-from didicm.data.hf import open_hub
 from didicm.data.images import ArraySet, DataError, ImageSet, UnreadableImageError, relabel, some
+from didicm.data.libraries import open_hub, open_reader
 from didicm.data.randomness import stratified_split
 from didicm.data.table import GROUP, open_table
-from didicm.data.timm_reader import open_reader
 from didicm.data.transforms import MEAN, EvalTransform, Interpolation
 from didicm.data.webdataset import open_shards
 from didicm.text import readable

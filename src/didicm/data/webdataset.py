@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from didicm.data.decode import open_image
-from didicm.data.folder import EXTENSIONS, by_split, find_splits
+from didicm.data.folder import EXTENSIONS, Strings, by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, readable
-from didicm.data.index import Strings
 from didicm.data.picture import Picture
 from didicm.errors import reason
 from didicm.files import parse_json, read_json
