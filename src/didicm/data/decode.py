@@ -22,6 +22,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from didicm.data.picture import (
     DECODERS,
     MEMORY,
+    ORIENTATION,
     Bands,
     Picture,
     check_complete,
@@ -42,7 +43,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF
 TGA_END = b"TRUEVISION-XFILE.\0"  # a TGA file has no mark at its start, and none at all in the first version
 MAX_LOSS = 32  # pixels that are resized for each one that is kept
 TILE = 2**18  # pixels that are converted at a time
-ORIENTATION = 0x0112  # tag of EXIF
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 # Pillow warns at 89 million pixels; what we allow depends on the format and is below that.

@@ -13,6 +13,7 @@ from PIL import Image
 from didicm.data.decode import open_image, to_channels
 from didicm.data.folder import by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels
+from didicm.data.listing import open_cell
 from didicm.data.picture import Picture
 from didicm.errors import did_you_mean, reason
 
@@ -45,10 +46,7 @@ class HubSet(ImageSet):
         return list(self._all.select_columns(name)[name]) if name in self._all.features else None
 
     def original(self, i: int) -> Picture:
-        cell = self._rows[int(i)][self._image]
-        if cell is None:
-            raise ValueError("the cell is empty")
-        return open_image(cell["bytes"] if cell["bytes"] is not None else cell["path"])
+        return open_cell(self._rows[int(i)][self._image])
 
 
 def open_hub(name: str) -> tuple[ImageSet, ImageSet | None]:

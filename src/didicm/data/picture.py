@@ -94,6 +94,11 @@ def from_pixels(pixels: np.ndarray) -> Picture:
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
 
 
+def each_plane(image: Picture, change: Callable[[Image.Image], Image.Image]) -> Picture:
+    """Change an image, or every channel of one that Pillow has no mode for."""
+    return image.each(change) if isinstance(image, Bands) else change(image)
+
+
 def viewable(image: Picture) -> Image.Image:
     """What people can look at: of many channels the first three, of two the first."""
     if isinstance(image, Image.Image):

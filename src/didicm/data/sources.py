@@ -93,8 +93,7 @@ def open_data(
             raise DataError(f"the validation split of {uri} does not fit its training split: {error}") from None
     if strict:
         # Sources of other kinds may list classes that they do not use.
-        _check(train, uri, all_used=labels is not None or isinstance(train, FolderSet))
-        _check_groups(train, val, uri)
+        _check(train, val, uri, all_used=labels is not None or isinstance(train, FolderSet))
     return Data(uri, train, val).with_channels(channels)
 
 
@@ -192,7 +191,7 @@ def _open_fashion_mini() -> tuple[ImageSet, ImageSet | None]:
         )
 
 
-def _check(train: ImageSet, uri: str, *, all_used: bool) -> None:
+def _check(train: ImageSet, val: ImageSet | None, uri: str, *, all_used: bool) -> None:
     if not len(train):
         raise DataError(f"{uri} holds no images; check the address")
     if len(train.class_names) < 2:
@@ -200,10 +199,6 @@ def _check(train: ImageSet, uri: str, *, all_used: bool) -> None:
     empty = [train.class_names[k] for k in np.flatnonzero(train.class_counts == 0)]
     if empty and all_used:
         raise DataError(f"{uri} has no training images of class {some(empty)}; add images or remove the class")
-
-
-def _check_groups(train: ImageSet, val: ImageSet | None, uri: str) -> None:
-    """Refuse data whose own splits share groups."""
     if shared := shared_groups(train, val):
         raise DataError(
             f"{len(shared)} groups of {uri}, such as {readable(shared[0])!r}, are in training and validation; "
