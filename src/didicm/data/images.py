@@ -105,10 +105,7 @@ class _Selection(ImageSet):
 
 
 class FeatureSet(_Selection):
-    """Images with stored features (views, N, D) of one or several views of each; a loader hands out those.
-
-    Rows of NaN stand for images that could not be read, which are left out.
-    """
+    """Images with stored features (views, N, D) that loaders hand out; rows of NaN (unreadable) are left out."""
 
     def __init__(self, images: ImageSet, features: np.ndarray) -> None:
         missing = np.isnan(features[0, :, 0])

@@ -58,8 +58,7 @@ class EvalTransform(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the transform by plain numbers, lists and strings."""
-        described: dict[str, Any] = plain(self)
-        return described
+        return dict(plain(self))
 
     def __call__(self, image: Picture) -> Tensor:
         """Turn any image into the tensor (C, H, W) that the network sees."""
