@@ -102,11 +102,11 @@ def make_folder(write):
 @pytest.fixture
 def scans(monkeypatch, tmp_path):
     """Folders below `data` that are read; listings are kept of small ones too, once they are a little old."""
-    from didicm.data import index
+    from didicm.data import folder
 
-    monkeypatch.setattr(index, "_listings", {})
-    monkeypatch.setattr(index, "LARGE", 1)
-    monkeypatch.setattr(index, "SETTLED", 10**8)
+    monkeypatch.setattr(folder, "_listings", {})
+    monkeypatch.setattr(folder, "LARGE", 1)
+    monkeypatch.setattr(folder, "SETTLED", 10**8)
     seen, real = [], os.scandir
 
     def scandir(folder="."):

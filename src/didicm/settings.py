@@ -11,7 +11,7 @@ from didicm import files
 from didicm.classifier import Objective, Sampler
 from didicm.data import Augment
 from didicm.data.corruptions import LabelNoise
-from didicm.data.many_channels import MOST_CHANNELS
+from didicm.data.picture import MOST_CHANNELS
 from didicm.data.transforms import CropPct, Interpolation
 from didicm.diffusion.loss import TimeSampling
 from didicm.errors import UserError, did_you_mean

@@ -18,7 +18,7 @@ from PIL import Image, ImageFilter
 from torch.nn import functional as F
 
 from didicm.data.images import DataError, ImageSet, normalise
-from didicm.data.picture import Bands, Picture, from_pixels
+from didicm.data.picture import Picture, each_plane, from_pixels
 from didicm.data.randomness import keys, uniform
 from didicm.data.table import LABEL, read_columns, read_number
 from didicm.errors import did_you_mean
@@ -116,15 +116,12 @@ def _motion_blur(image: Picture, strength: float, rng: np.random.Generator) -> P
 
 
 def _jpeg(image: Picture, strength: float, rng: np.random.Generator) -> Picture:
-    if isinstance(image, Bands):
-        return image.each(lambda plane: _compressed(plane, int(strength)))
-    return _compressed(image, int(strength))
+    def compressed(plane: Image.Image) -> Image.Image:
+        file = io.BytesIO()
+        plane.save(file, "JPEG", quality=int(strength))
+        return Image.open(file).convert(plane.mode)
 
-
-def _compressed(image: Image.Image, quality: int) -> Image.Image:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality)
-    return Image.open(file).convert(image.mode)
+    return each_plane(image, compressed)
 
 
 def _contrast(image: Picture, strength: float, rng: np.random.Generator) -> Picture:

@@ -19,15 +19,18 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from didicm.data.many_channels import open_bands, open_many, samples
 from didicm.data.picture import (
     DECODERS,
     MEMORY,
+    ORIENTATION,
     Bands,
     Picture,
     check_complete,
     check_memory,
     decoding_bytes,
+    open_bands,
+    open_many,
+    samples,
     stored_bytes,
     white_value,
 )
@@ -40,7 +43,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF
 TGA_END = b"TRUEVISION-XFILE.\0"  # a TGA file has no mark at its start, and none at all in the first version
 MAX_LOSS = 32  # pixels that are resized for each one that is kept
 TILE = 2**18  # pixels that are converted at a time
-ORIENTATION = 0x0112  # tag of EXIF
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 # Pillow warns at 89 million pixels; what we allow depends on the format and is below that.

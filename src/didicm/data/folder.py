@@ -1,8 +1,16 @@
-"""A folder of images: the name of a subfolder is the class of all images below it."""
+"""A folder of images: the name of a subfolder is the class of all images below it.
 
+The listing of a large folder, which can take minutes on shared disks, is kept as long as nothing in it changes: in
+this process, and in a file for others. A folder changes when a file comes, goes or gets another name, which its
+modification time tells, and the time of its status even where that was set back.
+"""
+
+import hashlib
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+import zipfile
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,8 +18,8 @@ import numpy as np
 
 from didicm.data.decode import open_image
 from didicm.data.images import DataError, ImageSet, normalise, readable, sort_names
-from didicm.data.index import FolderListing, Strings, last_change, list_once
 from didicm.data.picture import Picture
+from didicm.files import write_files
 
 # The names timm accepts for splits, and `test`. The first that exists is used.
 TRAIN_NAMES = ("train", "training")
@@ -23,6 +31,129 @@ EXTENSIONS = frozenset((
     *((".heic", ".heif") if find_spec("pillow_heif") else ()),
 ))  # fmt: skip
 ARRAY = ".npy"  # an image where a folder holds no others: beside images it is likely to be something about them
+
+FORMAT = 1  # of a kept listing
+LARGE = 10_000  # images; fewer are listed in no time
+SETTLED = 2 * 10**9  # nanoseconds: the clocks of some file systems tick so slowly
+
+
+@dataclass(frozen=True)
+class Strings:
+    """Many strings in one block of memory.
+
+    A list would be copied into every worker: to read a string is to write its reference count.
+    """
+
+    block: np.ndarray  # UTF-8
+    ends: np.ndarray  # where each string ends, after a 0
+
+    @classmethod
+    def of(cls, strings: Sequence[str]) -> "Strings":
+        """Join them."""
+        encoded = [s.encode("utf-8", "surrogateescape") for s in strings]
+        ends = np.cumsum([0] + [len(s) for s in encoded], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, i: int) -> str:
+        return self.block[self.ends[i] : self.ends[i + 1]].tobytes().decode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class FolderListing:
+    """Images below class folders, and the folders they were found in, as paths from the root."""
+
+    class_names: Strings
+    labels: np.ndarray  # (N,), int64
+    paths: Strings  # N
+    folders: Strings  # all that were read, the root among them
+    changes: np.ndarray  # (folders, 2), int64: when each had last changed before it was read
+    begun: int  # when the listing was, in nanoseconds
+
+    @property
+    def settled(self) -> bool:
+        """Whether every later change will show."""
+        return bool(self.changes.max() + SETTLED < self.begun)
+
+    def is_current(self, root: Path) -> bool:
+        """Whether nothing has changed since."""
+        try:
+            return all(
+                np.array_equal(_last_change(os.path.join(root, folder)), before)
+                for folder, before in zip(self.folders, self.changes, strict=True)
+            )
+        except OSError:  # one is gone
+            return False
+
+
+def _last_change(folder: str | Path) -> tuple[int, int]:
+    """When files last came, went or were renamed in a folder: its own time, and that of its status."""
+    status = os.stat(folder)
+    return status.st_mtime_ns, status.st_ctime_ns
+
+
+_listings: dict[str, FolderListing] = {}  # of this process, by root
+
+
+def _list(root: Path, index: Path | None) -> FolderListing:
+    """Scan a folder, unless this process did, or another that kept its listing in folder `index`."""
+    where = os.path.abspath(root)
+    found = _listings.pop(where, None) or (None if index is None else _read(_file(index, where)))
+    if found is None or not found.is_current(root):
+        found = _scan(root)
+        if index is not None and index.is_dir() and found.settled:
+            _write(_file(index, where), found)
+    if found.settled:
+        _listings[where] = found
+    return found
+
+
+def keep_listings(index: Path) -> None:
+    """Make the folder that keeps this process's listings of large folders for others, if there are any."""
+    for where, listing in _listings.items():
+        if len(listing.paths) >= LARGE and not _file(index, where).exists():
+            _write(_file(index, where), listing)
+
+
+def _file(index: Path, where: str) -> Path:
+    return index / f"{hashlib.sha256(os.fsencode(where)).hexdigest()[:16]}.npz"
+
+
+def _write(file: Path, listing: FolderListing) -> None:
+    arrays = {"format": np.array(FORMAT)}
+    for name, value in vars(listing).items():
+        if isinstance(value, Strings):
+            arrays |= {f"{name}.{part}": array for part, array in vars(value).items()}
+        else:
+            arrays[name] = np.asarray(value)
+
+    def write(path: Path) -> None:
+        with open(path, "wb") as handle:
+            np.savez(handle, **arrays)  # type: ignore[arg-type]
+
+    write_files(file.parent, {file.name: write})
+
+
+def _read(file: Path) -> FolderListing | None:
+    """What `_write` wrote; None if that is damaged or of another version, as it can be made again."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            if arrays["format"] != FORMAT:
+                return None
+            strings = {
+                name: Strings(arrays[f"{name}.block"], arrays[f"{name}.ends"])
+                for name in ("class_names", "paths", "folders")
+            }
+            return FolderListing(
+                labels=arrays["labels"], changes=arrays["changes"], begun=int(arrays["begun"]), **strings
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
 
 
 class PathSet(ImageSet):
@@ -42,7 +173,7 @@ class FolderSet(PathSet):
     """Images below class folders."""
 
     def __init__(self, root: Path, index: Path | None = None) -> None:
-        listing = list_once(root, index, _scan)
+        listing = _list(root, index)
         self.root, self._paths = root, listing.paths
         self.class_names, self.labels = list(listing.class_names), listing.labels
 
@@ -55,8 +186,8 @@ def open_folder(path: str, index: Path | None = None) -> tuple[ImageSet, ImageSe
             f"{readable(path)!r} does not exist; give a folder of images, hf://, wds://, timm:// or fashion-mini"
         )
     if not root.is_dir():
-        hint = {".parquet": f"write hf://{path}", ".tar": f"write wds://{path}"}.get(root.suffix.lower())
-        hint = hint or "give the folder with one subfolder per class"
+        scheme = {".parquet": "hf", ".tar": "wds"}.get(root.suffix.lower())
+        hint = f"write {scheme}://{path}" if scheme else "give the folder with one subfolder per class"
         raise DataError(f"{readable(path)} is a file, not a folder; {hint}")
     folders = _subfolders(root)
     # One that holds images itself is a class: `train` may be a vehicle.
@@ -85,7 +216,7 @@ def by_split(files: Iterable[Path], root: Path) -> dict[str, list[str]]:
 
 def find_splits(known: Container[str]) -> tuple[str | None, str | None]:
     """The names of the training and the validation split, among those known."""
-    train, val = (next((name for name in names if name in known), None) for names in (TRAIN_NAMES, VAL_NAMES))
+    train, val = (next(filter(known.__contains__, names), None) for names in (TRAIN_NAMES, VAL_NAMES))
     return train, val
 
 
@@ -105,26 +236,21 @@ def _open_split(root: Path, index: Path | None) -> ImageSet:
 
 def _scan(root: Path) -> FolderListing:
     """List the images below the class folders of a root; two spellings of a name are one class."""
-    begun, read, changes = time.time_ns(), [os.curdir], [last_change(root)]
+    begun, read, changes = time.time_ns(), [os.curdir], [_last_change(root)]
 
     def note(folder: str | Path) -> None:
         read.append(os.path.relpath(folder, root))
-        changes.append(last_change(folder))
+        changes.append(_last_change(folder))
 
     folders: dict[str, list[Path]] = {}
     for folder in _subfolders(root):
         folders.setdefault(normalise(readable(folder.name)), []).append(folder)
-    class_names = sort_names(folders)
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(class_names):
-        found = sorted(os.path.relpath(p, root) for f in folders[name] for p in image_files(f, before=note))
-        paths += found
-        labels += [label] * len(found)
+    names = sort_names(folders)
+    found = [sorted(os.path.relpath(p, root) for f in folders[n] for p in image_files(f, note)) for n in names]
     return FolderListing(
-        class_names=Strings.of(class_names),
-        labels=np.array(labels, dtype=np.int64),
-        paths=Strings.of(paths),
+        class_names=Strings.of(names),
+        labels=np.array([label for label, paths in enumerate(found) for _ in paths], dtype=np.int64),
+        paths=Strings.of([path for paths in found for path in paths]),
         folders=Strings.of(read),
         changes=np.array(changes, dtype=np.int64),
         begun=begun,
@@ -139,7 +265,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def image_files(
-    folder: str | Path, above: frozenset[str] = frozenset(), before: Callable[[str | Path], object] | None = None
+    folder: str | Path, before: Callable[[str | Path], object] | None = None, above: frozenset[str] = frozenset()
 ) -> Iterator[str]:
     """Paths of the images in a folder, then of those below it, by name; never round in circles of links.
 
@@ -167,7 +293,7 @@ def image_files(
     for name in sorted(files or arrays):
         yield os.path.join(folder, name)
     for name in sorted(folders):
-        yield from image_files(os.path.join(folder, name), above | {here}, before)
+        yield from image_files(os.path.join(folder, name), before, above | {here})
 
 
 def _has_images(folder: Path) -> bool:

@@ -13,8 +13,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from didicm.data.decode import to_channels
-from didicm.data.many_channels import MOST_CHANNELS
-from didicm.data.picture import Picture, from_pixels
+from didicm.data.picture import MOST_CHANNELS, Picture, from_pixels
 from didicm.errors import UserError, reason
 from didicm.text import readable as readable
 
@@ -106,10 +105,7 @@ class _Selection(ImageSet):
 
 
 class FeatureSet(_Selection):
-    """Images with stored features (views, N, D) of one or several views of each; a loader hands out those.
-
-    Rows of NaN stand for images that could not be read, which are left out.
-    """
+    """Images with stored features (views, N, D) that loaders hand out; rows of NaN (unreadable) are left out."""
 
     def __init__(self, images: ImageSet, features: np.ndarray) -> None:
         missing = np.isnan(features[0, :, 0])

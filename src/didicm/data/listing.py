@@ -20,7 +20,7 @@ from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, image_files
 from didicm.data.images import DataError, readable
 from didicm.data.picture import Picture
-from didicm.data.webdataset import expand, image_members
+from didicm.data.webdataset import expand, image_members, open_member
 from didicm.errors import reason
 
 STDIN = "-"
@@ -55,9 +55,7 @@ class TarMember(NamedTuple):
         return readable(f"{self.path}:{self.member}")
 
     def open(self) -> Picture:
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return open_image(file.read(self.size))
+        return open_member(self.path, self.offset, self.size)
 
 
 class ParquetCell(NamedTuple):
@@ -73,11 +71,7 @@ class ParquetCell(NamedTuple):
         return f"{readable(self.path)}[{self.number}]"
 
     def open(self) -> Picture:
-        cell = _row_group(self.path, self.group)[self.row].as_py()
-        cell = (cell.get("bytes") or cell.get("path")) if isinstance(cell, dict) else cell
-        if cell is None:
-            raise ValueError("the cell is empty")
-        return open_image(cell)
+        return open_cell(_row_group(self.path, self.group)[self.row].as_py())
 
 
 ImageRef: TypeAlias = ImageFile | TarMember | ParquetCell
@@ -146,6 +140,15 @@ def _cells(path: str) -> Iterator[ParquetCell]:
             number += 1
 
 
+def open_cell(cell: Any) -> Picture:
+    """Open an image in a table: the bytes of one, or as the hub stores it, with bytes or a path."""
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or cell.get("path")
+    if cell is None:
+        raise ValueError("the cell is empty")
+    return open_image(cell)
+
+
 def open_parquet(path: str) -> Any:
     """A parquet file; not as a table, for which parts of the path such as `year=2024` would be columns."""
     try:
@@ -200,7 +203,8 @@ class Listing:
         """The images of one part."""
         with open(self.path, "rb") as file:
             file.seek(self.starts[number])
-            return [_decode(line) for line in islice(file, self.part_size)]
+            lines = map(json.loads, islice(file, self.part_size))
+            return [KINDS[kind](*fields) for kind, *fields in lines]
 
     def part_length(self, number: int) -> int:
         """How many images a part has: all alike, but for the last."""
@@ -219,8 +223,3 @@ def write_listing(path: Path, images: Iterable[ImageRef], part_size: int) -> Lis
             file.write(line)
             count += 1
     return Listing(path, part_size, count, digest.hexdigest(), starts)
-
-
-def _decode(line: bytes) -> ImageRef:
-    kind, *fields = json.loads(line)
-    return KINDS[kind](*fields)

@@ -135,9 +135,7 @@ class Batches(Dataset[Batch]):
 class Loader:
     """An epoch of batches (image, label): (B, C, H, W) float32, normalised, and (B,) int64 or a target (B, K).
 
-    Of images with stored features it is the features, (B, D).
-
-    The same object serves later epochs by `set_epoch`, which keeps the worker processes.
+    Stored features (B, D) come in place of images. `set_epoch` serves later epochs with the same worker processes.
     """
 
     def __init__(self, batches: Batches, epoch: int, start_batch: int, workers: int, device: torch.device) -> None:
@@ -213,8 +211,7 @@ def make_loader(
 ) -> Loader:
     """Make the batches of an epoch.
 
-    A corruption acts on images that are brought down to the size the network sees, before they are cropped and
-    augmented. With several, an image is decoded once, and a batch has that many times `batch_size` rows: all of
+    With several corruptions, an image is decoded once, and a batch has that many times `batch_size` rows: all of
     the first image, all of the second, and so on.
 
     Training shuffles, drops the last incomplete batch, and puts another image of the same class in place of

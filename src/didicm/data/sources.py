@@ -19,11 +19,10 @@ import numpy as np
 
 from didicm.data.decode import own_channels
 from didicm.data.folder import FolderSet, open_folder
-from didicm.data.hf import open_hub
 from didicm.data.images import ArraySet, DataError, ImageSet, UnreadableImageError, relabel, some
+from didicm.data.libraries import open_hub, open_reader
 from didicm.data.randomness import stratified_split
 from didicm.data.table import GROUP, open_table
-from didicm.data.timm_reader import open_reader
 from didicm.data.transforms import MEAN, EvalTransform, Interpolation
 from didicm.data.webdataset import open_shards
 from didicm.text import readable
@@ -94,8 +93,7 @@ def open_data(
             raise DataError(f"the validation split of {uri} does not fit its training split: {error}") from None
     if strict:
         # Sources of other kinds may list classes that they do not use.
-        _check(train, uri, all_used=labels is not None or isinstance(train, FolderSet))
-        _check_groups(train, val, uri)
+        _check(train, val, uri, all_used=labels is not None or isinstance(train, FolderSet))
     return Data(uri, train, val).with_channels(channels)
 
 
@@ -193,7 +191,7 @@ def _open_fashion_mini() -> tuple[ImageSet, ImageSet | None]:
         )
 
 
-def _check(train: ImageSet, uri: str, *, all_used: bool) -> None:
+def _check(train: ImageSet, val: ImageSet | None, uri: str, *, all_used: bool) -> None:
     if not len(train):
         raise DataError(f"{uri} holds no images; check the address")
     if len(train.class_names) < 2:
@@ -201,10 +199,6 @@ def _check(train: ImageSet, uri: str, *, all_used: bool) -> None:
     empty = [train.class_names[k] for k in np.flatnonzero(train.class_counts == 0)]
     if empty and all_used:
         raise DataError(f"{uri} has no training images of class {some(empty)}; add images or remove the class")
-
-
-def _check_groups(train: ImageSet, val: ImageSet | None, uri: str) -> None:
-    """Refuse data whose own splits share groups."""
     if shared := shared_groups(train, val):
         raise DataError(
             f"{len(shared)} groups of {uri}, such as {readable(shared[0])!r}, are in training and validation; "

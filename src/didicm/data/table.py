@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from didicm.data.folder import TRAIN_NAMES, VAL_NAMES, PathSet, find_splits
+from didicm.data.folder import TRAIN_NAMES, VAL_NAMES, PathSet, Strings, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, normalise, some
-from didicm.data.index import Strings
 from didicm.data.listing import open_parquet
 from didicm.errors import reason
 from didicm.text import readable

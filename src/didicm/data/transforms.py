@@ -8,7 +8,7 @@ over the batch, so images that need no `prepare` never pass through PIL again. `
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.nn.functional import pad as padded
 
 from didicm.data.decode import MODES, resize_and_crop, to_channels
 from didicm.data.images import DataError, check_channels, stack
-from didicm.data.picture import Bands, Picture, from_pixels
+from didicm.data.picture import Picture, each_plane, from_pixels
 from didicm.data.randomness import keys, preserved, seed_all, uniform
 from didicm.diffusion.sampler import Views, crop_and_flip
 from didicm.errors import reason
@@ -58,8 +58,7 @@ class EvalTransform(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the transform by plain numbers, lists and strings."""
-        described: dict[str, Any] = plain(self)
-        return described
+        return dict(plain(self))
 
     def __call__(self, image: Picture) -> Tensor:
         """Turn any image into the tensor (C, H, W) that the network sees."""
@@ -158,12 +157,12 @@ class TrainTransform:
         image = to_channels(image, self.eval_transform.channels)
         if self.keeps(image.size):
             return image
-        view = partial(self._view, key=key)
-        return image.each(view) if isinstance(image, Bands) else view(image)
 
-    def _view(self, image: Image.Image, key: int) -> Image.Image:
-        seed_all(key)  # so that every channel is cropped alike
-        return reduce(lambda seen, step: step(seen), self._steps, image)
+        def view(plane: Image.Image) -> Image.Image:
+            seed_all(key)  # so that every channel is cropped alike
+            return reduce(lambda seen, step: step(seen), self._steps, plane)
+
+        return each_plane(image, view)
 
     def scale_down(self, image: Picture) -> Picture:
         """As for evaluation."""
@@ -195,8 +194,14 @@ class TrainTransform:
 
     def finish(self, images: Tensor, key: np.ndarray) -> Tensor:
         """Shift and flip prepared images (B, C, H, W), uint8, by keys (B,), then normalise."""
-        if self.augment.scale is None and (self.augment.pad or self.augment.hflip):
-            images = _shift_and_flip(images, uniform(key, 3), self.augment.pad, self.augment.hflip)
+        pad, hflip = self.augment.pad, self.augment.hflip
+        if self.augment.scale is None and (pad or hflip):
+            draws = uniform(key, 3)
+            offset, flip = (
+                torch.from_numpy(x).to(images.device, non_blocking=True)
+                for x in ((draws[:, :2] * (2 * pad + 1)).astype(np.int64), draws[:, 2] < hflip)
+            )
+            images = crop_and_flip(padded(images, [pad] * 4), offset, flip, images.shape[-2:])
         return self.eval_transform.finish(images)
 
     @property
@@ -286,10 +291,3 @@ def target_distribution(label: Tensor, num_classes: int, smoothing: float = 0.0)
     if label.ndim == 1:  # `one_hot` would read the largest label, and wait for it
         target = torch.zeros(len(label), num_classes, device=label.device).scatter_(1, label[:, None], 1.0)
     return target * (1 - smoothing) + smoothing / num_classes
-
-
-def _shift_and_flip(images: Tensor, draws: np.ndarray, pad: int, hflip: float) -> Tensor:
-    """Pad, crop anywhere and perhaps flip each image of a batch, with draws (B, 3) in [0, 1)."""
-    offset = torch.from_numpy((draws[:, :2] * (2 * pad + 1)).astype(np.int64)).to(images.device, non_blocking=True)
-    flip = torch.from_numpy(draws[:, 2] < hflip).to(images.device, non_blocking=True)
-    return crop_and_flip(padded(images, [pad] * 4), offset, flip, images.shape[-2:])

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from didicm.data.decode import open_image
-from didicm.data.folder import EXTENSIONS, by_split, find_splits
+from didicm.data.folder import EXTENSIONS, Strings, by_split, find_splits
 from didicm.data.images import DataError, ImageSet, names_and_labels, readable
-from didicm.data.index import Strings
 from didicm.data.picture import Picture
 from didicm.errors import reason
 from didicm.files import parse_json, read_json
@@ -57,9 +56,7 @@ class ShardSet(ImageSet):
 
     def original(self, i: int) -> Picture:
         shard, offset, size = (int(v) for v in self._places[i])
-        with open(self._paths[shard], "rb") as file:
-            file.seek(offset)
-            return open_image(file.read(size))
+        return open_member(self._paths[shard], offset, size)
 
 
 def open_shards(pattern: str) -> tuple[ImageSet, ImageSet | None]:
@@ -76,6 +73,13 @@ def open_shards(pattern: str) -> tuple[ImageSet, ImageSet | None]:
     if train is None:
         raise DataError(f"{uri} holds no training shards (*.tar); name the shards by a pattern")
     return ShardSet(splits[train], uri), ShardSet(splits[val], uri) if val else None
+
+
+def open_member(path: str, offset: int, size: int) -> Picture:
+    """Open an image inside a shard."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return open_image(file.read(size))
 
 
 def image_members(path: str) -> Iterator[tuple[str, int, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from didicm.data.index import keep_listings
+from didicm.data.folder import keep_listings
 from didicm.errors import UserError
 from didicm.experiments.execute import close_run, prepare, read_result, read_share, write_run
 from didicm.experiments.executors import Executor, make_executor

@@ -14,8 +14,7 @@ from PIL import Image
 
 from didicm.data import UnreadableImageError, open_image, readable
 from didicm.data.listing import ImageRef
-from didicm.data.many_channels import MOST_CHANNELS
-from didicm.data.picture import Bands, Picture, from_pixels
+from didicm.data.picture import MOST_CHANNELS, Bands, Picture, from_pixels
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.adjust import Bools, Prior, Taxonomy, kept_rule, make_adjustment, note_on_sets

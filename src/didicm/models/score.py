@@ -84,10 +84,8 @@ class Condition(nn.Module):
         self.register_buffer("wave", torch.exp(-math.log(10_000) * torch.arange(half) / half), persistent=False)
 
     def forward(self, label: Tensor, total: Tensor) -> Tensor:
-        if (
-            self.noise_embedding == "log"
-        ):  # log(e^total - 1), where neither the exponential nor the logarithm overflows
-            total = total.clamp_min(LEAST_TOTAL)
+        if self.noise_embedding == "log":
+            total = total.clamp_min(LEAST_TOTAL)  # below: log(e^total - 1), written so that nothing overflows
             total = LOG_SCALE * (total + torch.log(-torch.expm1(-total)))
         angle = total.to(self.wave.dtype).unsqueeze(-1) * self.wave
         embedded: Tensor = self.label(label.clamp_min(0)) + self.noise(torch.cat([angle.cos(), angle.sin()], -1))

@@ -84,8 +84,7 @@ def load_network(network: nn.Module, state: Mapping[str, Tensor], source: str | 
     if wrong := [key for key in other if not key.startswith(_PER_CLASS)]:
         shapes = f"{tuple(state[wrong[0]].shape)}, not {tuple(own[wrong[0]].shape)}"
         raise _unfit(source, name, f"its {wrong[0]} has shape {shapes}")
-    new_classes = bool(other)
-    kept = {key: x for key, x in state.items() if not (new_classes and key.startswith(_PER_CLASS))}
+    kept = {key: x for key, x in state.items() if not (other and key.startswith(_PER_CLASS))}
     network.load_state_dict(kept, strict=False)
 
 

@@ -14,8 +14,7 @@ from urllib.parse import urljoin, urlsplit
 import numpy as np
 from fastapi import FastAPI, Request
 
-from didicm.data.many_channels import MOST_CHANNELS
-from didicm.data.picture import Picture, from_pixels
+from didicm.data.picture import MOST_CHANNELS, Picture, from_pixels
 from didicm.errors import UserError
 from didicm.inference.prediction import Prediction
 from didicm.serving.engine import Question, check_pixels

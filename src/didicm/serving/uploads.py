@@ -13,8 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from didicm.data.decode import MODES, image_formats, open_image, own_channels
-from didicm.data.many_channels import open_bands
-from didicm.data.picture import Picture
+from didicm.data.picture import Picture, open_bands
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.files import parse_json
 from didicm.serving.engine import Question, check_pixels

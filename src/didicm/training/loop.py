@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from didicm.classifier import Loss
 from didicm.data import Loader, Mixer, make_loader
-from didicm.data.index import keep_listings
+from didicm.data.folder import keep_listings
 from didicm.data.randomness import keys
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from didicm.data import DataError, UnreadableImageError, hold_out, index, open_data
+from didicm.data import DataError, UnreadableImageError, folder, hold_out, open_data
 
 
 def refused(uri, *words):
@@ -201,7 +201,7 @@ def settle():
 
 def forget():
     """As another process would start."""
-    index._listings.clear()
+    folder._listings.clear()
 
 
 def test_a_folder_is_listed_once_and_again_when_it_changes(tmp_path, make_folder, write, scans):
@@ -211,7 +211,7 @@ def test_a_folder_is_listed_once_and_again_when_it_changes(tmp_path, make_folder
     first = open_data(str(root), index=kept).train
     assert scans == ["cat", "dog", "deep"]
     assert not kept.exists()  # nothing is written unless somebody made the folder
-    index.keep_listings(kept)
+    folder.keep_listings(kept)
     for other_process in (False, True):
         if other_process:
             forget()
@@ -253,7 +253,7 @@ def test_a_damaged_listing_is_made_again_and_a_fresh_folder_is_not_trusted(
     root, kept = make_folder(tmp_path / "data"), tmp_path / "kept"
     settle()
     open_data(str(root))
-    index.keep_listings(kept)
+    folder.keep_listings(kept)
     (file,) = kept.iterdir()
     whole = file.read_bytes()
     for content in (b"", whole[:50], whole[:-50]):
@@ -263,7 +263,7 @@ def test_a_damaged_listing_is_made_again_and_a_fresh_folder_is_not_trusted(
         assert len(open_data(str(root), index=kept).train) == 12
         assert scans == ["cat", "dog"]
         assert file.read_bytes() == whole or len(file.read_bytes()) == len(whole)
-    monkeypatch.setattr(index, "SETTLED", 10**18)  # a change in the same tick of the clock would not show
+    monkeypatch.setattr(folder, "SETTLED", 10**18)  # a change in the same tick of the clock would not show
     forget()
     file.unlink()
     for _ in range(2):

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from didicm.data import index, make_loader
+from didicm.data import folder, make_loader
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import evaluate
@@ -270,7 +270,7 @@ def test_a_grid_lists_a_folder_once_and_sees_when_it_changes(tiny, tmp_path, mak
         scans.clear()
         run_study(study, out, data=str(data), seeds=seeds, console=Console(quiet=True))
         read = list(scans)
-        index._listings.clear()  # as another process would start
+        folder._listings.clear()  # as another process would start
         return read
 
     time.sleep(0.2)
@@ -289,6 +289,6 @@ def test_a_run_keeps_the_listing_for_when_it_is_resumed(tmp_path, make_folder, s
     flags = {"data": data, "fraction": 1, "batch_size": 4, "epochs": 1, "image__channels": 3}
     works("train", *train_flags(run, **flags))
     assert scans == ["cat", "dog"]
-    index._listings.clear()
+    folder._listings.clear()
     works("train", f"--out={run}", "--epochs=2", "--extend")
     assert scans == ["cat", "dog"]
