@@ -90,12 +90,14 @@ class Condition(Settings):
     def settings(self) -> dict[str, Any]:
         """What it changes in a training."""
         own: dict[str, Any] = {
+            "fraction": self.fraction,
             "image.size": self.resolution,
             "corrupt_train": self.corruption,
             "corrupt_eval": self.corruption,
+            "label_noise": self.label_noise or None,
+            "labels": self.labels,
         }
-        own |= {"label_noise": self.label_noise or None, "labels": self.labels}
-        return {"fraction": self.fraction, **{name: value for name, value in own.items() if value is not None}}
+        return {name: value for name, value in own.items() if value is not None}
 
 
 CONDITION_FIELDS = [item.name for item in fields(Condition)]
@@ -158,15 +160,19 @@ class Run(Settings):
         return f"{self.method}, {self.condition}, {which}"
 
     @property
+    def kind(self) -> tuple[str, Condition]:
+        """What its seeds and trials share."""
+        return str(self.method), self.condition
+
+    @property
     def members(self) -> list[TrainConfig]:
         """The trainings of a deep ensemble, on the same images; the run's own if it is none, or only a trial."""
-        count = 1 if self.trial is not None else self.method.members
-        return [self.config] if count == 1 else [self._member(i) for i in range(count)]
-
-    def _member(self, i: int) -> TrainConfig:
-        out = self.config.out and str(Path(self.config.out) / f"member-{i}")
-        seed = self.config.seed + i * SEEDS_APART
-        return replace(self.config, seed=seed, data_seed=self.config.image_seed, out=out)
+        config = self.config
+        if self.method.members == 1 or self.trial is not None:
+            return [config]
+        alike = replace(config, data_seed=config.image_seed)
+        places = [config.out and str(Path(config.out) / f"member-{i}") for i in range(self.method.members)]
+        return [replace(alike, seed=config.seed + i * SEEDS_APART, out=out) for i, out in enumerate(places)]
 
     @property
     def networks(self) -> int:
@@ -237,15 +243,13 @@ class Study(Settings):
 
         `settings` are the user's: they override recipes and the study, but not what makes a method.
         """
-        asked = {**(settings or {}), "data": data}
-        return [
-            Run(method, c, seed, self._config(method, c, seed, asked), self._samplers(method, c), self.held_out)
-            for seed, c, method in product(range(seeds), self.conditions, self.methods)
-        ]
-
-    def _samplers(self, method: Method, condition: Condition) -> tuple[SamplerSpec, ...]:
-        specs = self.baseline_samplers if method.baseline else self.samplers
-        return tuple(spec for spec in specs if spec.suits(condition))
+        runs, asked = [], {**(settings or {}), "data": data}
+        for seed, condition, method in product(range(seeds), self.conditions, self.methods):
+            specs = self.baseline_samplers if method.baseline else self.samplers
+            samplers = tuple(spec for spec in specs if spec.suits(condition))
+            config = self._config(method, condition, seed, asked)
+            runs.append(Run(method, condition, seed, config, samplers, self.held_out))
+        return runs
 
     def _config(self, method: Method, condition: Condition, seed: int, asked: Mapping[str, Any]) -> TrainConfig:
         """Settings of one training: the method's recipe, changed by the weakest wish first."""
