@@ -110,7 +110,12 @@ def _run_in_processes(shares: Sequence[str | None], folders: Sequence[Path]) -> 
                 try:
                     error = ready.recv()
                 except EOFError:
-                    raise _died(workers[ready], folder) from None
+                    workers[ready].join()
+                    code = workers[ready].exitcode or 0
+                    killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+                    how = killed or f"ended with exit code {code}"
+                    remedy = "if memory was short, run the same command again with fewer --jobs"
+                    raise UserError(f"{read_run(folder)}: its process {how}; {remedy}") from None
                 if error is not None:
                     raise UserError(error)
                 idle.append(ready)
@@ -120,15 +125,6 @@ def _run_in_processes(shares: Sequence[str | None], folders: Sequence[Path]) -> 
             worker.terminate()  # trainings take this as a wish to save and stop
         for worker in workers.values():
             worker.join()
-
-
-def _died(worker: BaseProcess, folder: Path) -> UserError:
-    worker.join()
-    code = worker.exitcode or 0
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return UserError(
-        f"{read_run(folder)}: its process {how}; if memory was short, run the same command again with fewer --jobs"
-    )
 
 
 def _work(pipe: Connection, gpus: str | None, threads: int) -> None:

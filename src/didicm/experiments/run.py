@@ -75,7 +75,10 @@ def run_study(
     """
     out, home, console = Path(out), Path(trainings or out), console or SafeConsole(soft_wrap=True)
     runs, plan = plan_runs(study, data, seeds, settings, command)
-    stored, begun = _check_folder(out), bool(_read_done(out))
+    stored = read_plan(out)
+    if stored is None and ({path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()):
+        raise UserError(f"--out {out} is not empty and holds no comparison: give another folder")
+    begun = bool(_read_done(out))
     if stored and begun and (changed := stored.conflict(plan)):
         raise UserError(f"{out} was started with other settings ({changed}): give them again, or another --out")
 
@@ -154,15 +157,6 @@ def plan_runs(
     labels = {key: str(run.method) for key, run in runs.items()}
     described = {f"{run.method}, {run.condition}": run.settings for run in runs.values()}
     return runs, Plan(study, command, data, described, labels)
-
-
-def _check_folder(out: Path) -> Plan | None:
-    """What the folder was started with; one that holds something else is left alone."""
-    plan = read_plan(out)
-    others = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()
-    if plan is None and others:
-        raise UserError(f"--out {out} is not empty and holds no comparison: give another folder")
-    return plan
 
 
 @dataclass(frozen=True)

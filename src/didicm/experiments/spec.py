@@ -100,9 +100,6 @@ class Condition(Settings):
         return {name: value for name, value in own.items() if value is not None}
 
 
-CONDITION_FIELDS = [item.name for item in fields(Condition)]
-
-
 @dataclass(frozen=True)
 class Method(Settings):
     """One of the classifiers that are compared."""
@@ -271,7 +268,7 @@ def published_tables() -> dict[str, Any]:
 
 def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     """What a study may not be, and how that is told."""
-    labels = [str(method) for method in study.methods]
+    labels, known = [str(method) for method in study.methods], [item.name for item in fields(Condition)]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     yield not labels, "methods is empty"
     runs = len(labels) * len(study.conditions) * (study.tune + study.seeds)
@@ -289,12 +286,10 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
         yield wrong is not None, f"baseline_samplers: a standard classifier has no {wrong}: it may have views"
     for spec in study.samplers:
         override(Sampler(), spec.settings)
-        unknown = next((name for name in spec.at if name not in CONDITION_FIELDS), None)
-        yield unknown is not None, f"at has no {unknown!r}: {did_you_mean(str(unknown), CONDITION_FIELDS)}"
-        yield (
-            not any(map(spec.suits, study.conditions)),
-            f"sampler {spec.name} is at {spec.at}, which no condition is",
-        )
+        unknown = next((name for name in spec.at if name not in known), None)
+        yield unknown is not None, f"at has no {unknown!r}: {did_you_mean(str(unknown), known)}"
+        unused = not any(map(spec.suits, study.conditions))
+        yield unused, f"sampler {spec.name} is at {spec.at}, which no condition is"
         yield spec.stored and bool(spec.at), f"at is for curves: sampler {spec.name} is part of the table"
     lost = [share for share in study.by_fraction if share not in [c.fraction for c in study.conditions]]
     yield bool(lost), f"by_fraction has {lost}, which no condition has"

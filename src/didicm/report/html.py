@@ -99,9 +99,8 @@ def read_search(plan: Plan, folder: Path) -> list[Trial]:
     """Its trials, method by method, each under the label that it has now; none if there was no search."""
     order = [str(method) for method in plan.study.methods]
     found = [replace(t, method=plan.runs[t.key]) for t in read_trials(folder) if t.key in plan.runs]
-    return sorted(
-        (trial for trial in found if trial.method in order), key=lambda t: (order.index(t.method), t.number)
-    )
+    known = [trial for trial in found if trial.method in order]
+    return sorted(known, key=lambda trial: (order.index(trial.method), trial.number))
 
 
 def make_tables(study: Study, rows: Rows) -> list[Table]:

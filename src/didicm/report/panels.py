@@ -157,7 +157,7 @@ def _minus(x: Estimate | None, y: Estimate | None) -> Estimate | None:
 def on_study(study: Study, rows: Rows) -> list[str]:
     """What a study shows beside what was published: gains over the baselines, or else who comes first."""
     panel, published = panels_of(study, rows)
-    sentences: list[str] = []
+    sentences = []
     if study.layout == "steps":
         return [_winners(panel, metric) for metric in (TOP1, NLL)]
     if study.layout == "metrics" or not panel.gains:

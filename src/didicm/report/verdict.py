@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import NamedTuple
 
 from didicm.experiments.results import Trial
@@ -203,7 +202,7 @@ def _on_ensembles(rows: Rows) -> list[str]:
     """A sentence per deep ensemble and condition on what DiDiCM, and several views, are worth there."""
     ensembles = {str(row.method): row.method for row in rows if row.method.baseline and row.method.members > 1}
     says = []
-    for ensemble, condition in product(ensembles.values(), rows.conditions()):
+    for ensemble, condition in [(e, c) for e in ensembles.values() for c in rows.conditions()]:
         there = rows.select(condition=condition)
         members = Rows(row for row in there if str(row.method) == str(ensemble))
         told = []
