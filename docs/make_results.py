@@ -27,9 +27,8 @@ from didicm.experiments.results import (
 from didicm.experiments.spec import ONE_CALL
 from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
-from didicm.report.html import draw_numbers, make_tables
+from didicm.report.html import draw_numbers, make_tables, read_search
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
-from didicm.report.search import read_search
 from didicm.report.tables import show
 from didicm.report.verdict import verdict
 

@@ -13,9 +13,8 @@ from didicm.cli.flags import parse
 from didicm.data.corruptions import LabelNoise
 from didicm.errors import UserError
 from didicm.experiments.executors import ExecutorName
-from didicm.experiments.forecast import forecast, usual_tflops
 from didicm.experiments.results import RESULTS
-from didicm.experiments.run import plan_runs, run_study
+from didicm.experiments.run import forecast, plan_runs, run_study, usual_tflops
 from didicm.experiments.spec import Study, Trials
 from didicm.experiments.study_file import METHODS, compare_study
 from didicm.experiments.tune import trials_of

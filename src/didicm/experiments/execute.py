@@ -20,7 +20,7 @@ from didicm.checkpoint import load
 from didicm.classifier import Ensemble
 from didicm.data import ArraySet, ImageSet, UnreadableImageError, is_small, stratified_split
 from didicm.errors import UserError, reason
-from didicm.experiments.measure import measure, measure_trial, trial_of
+from didicm.experiments.measure import measure, trial_of
 from didicm.experiments.results import Record, RunResult, Trial
 from didicm.experiments.spec import MEASURED, Run
 from didicm.files import read_json, to_json, write_files
@@ -137,22 +137,18 @@ def _train_and_measure(run: Run, folder: Path, console: Console | None = None) -
     """All of a run, in this process or with others of its kind, one per device."""
     components, test = resize_once(*prepare(run))
     result: Record | None
-    if run.trial is None:
+    try:
         seconds = _train_or_resume(run, components, folder, console)
         result = measure(run, components, test, seconds, folder)
-    else:
-        try:
-            seconds = _train_or_resume(run, components, folder, console)
-            result = measure_trial(run, components, seconds, folder)
-        except DivergedError:  # a result like any other: such settings are not chosen
-            result = trial_of(run, components, None, None)
+    except DivergedError:
+        if run.trial is None:
+            raise
+        result = trial_of(run, components, None, None)  # like any other: such settings are not chosen
     if result is not None and _is_first():
         write_files(folder, {RESULT: to_json(result.to_dict())})
 
 
-def _train_or_resume(
-    run: Run, components: RunComponents, folder: Path, console: Console | None = None
-) -> float | None:
+def _train_or_resume(run: Run, components: RunComponents, folder: Path, console: Console | None) -> float | None:
     """Train or resume, unless that is done; seconds, unless it was resumed."""
     training = Path(run.config.out)
     if (training / TRAINED).exists():
@@ -161,7 +157,10 @@ def _train_or_resume(
     resumed = any(has_state(Path(config.out)) for config in run.members)
     begun = time.monotonic()
     for i, config in enumerate(run.members):
-        own = components if len(run.members) == 1 else _with_network(run, config, components)
+        own = components
+        if len(run.members) > 1:  # a network of its own, on the same images
+            member, _ = prepare(replace(run, config=config), components.index)
+            own = replace(components, classifier=member.classifier)
         _train(config, own, folder, (i, len(run.members)), console)
     seconds = None if resumed else time.monotonic() - begun
     if _is_first():
@@ -173,12 +172,6 @@ def _train_or_resume(
             for path in ((Path(config.out) / STATE).parent, Path(config.out) / BEST):
                 shutil.rmtree(path, ignore_errors=True)
     return seconds
-
-
-def _with_network(run: Run, config: TrainConfig, components: RunComponents) -> RunComponents:
-    """The components with the network of one of several trainings on the same images."""
-    member, _ = prepare(replace(run, config=config), components.index)
-    return replace(components, classifier=member.classifier)
 
 
 def _train(

@@ -19,7 +19,7 @@ from didicm.evaluation.calibration import WEAK_PRIOR, apply_temperature, fit_tem
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import Evaluation, Scratch, evaluate
 from didicm.evaluation.store import save_posteriors
-from didicm.experiments.results import Measurement, RunResult, Trial
+from didicm.experiments.results import Measurement, Record, RunResult, Trial
 from didicm.experiments.spec import MEASURED, ONE_CALL, PICTURES, Run, SamplerSpec
 from didicm.experiments.tune import SEARCHED
 from didicm.files import write_files
@@ -39,33 +39,26 @@ _CP_SETTINGS = ("steps", "solver", "score_time", "floor", "select")  # of a traj
 
 def measure(
     run: Run, components: RunComponents, test: ImageSet, seconds: float | None, folder: Path
-) -> RunResult | None:
+) -> Record | None:
     """Measure a trained run, whose training took so many seconds; posteriors and images go to `folder`.
 
     Every device of the run takes its share of the images, with the run's precision for the network; the first
-    process has the result, the others None.
+    process has the result, the others None. A trial is judged by its main sampler on held-out images, as trained.
     """
     trained = _Trained(run, components)
     with trained.scratch(folder) as scratch:
-        tested = trained.posteriors(test, scratch / "test", keep=KEPT)
+        tested = trained.posteriors(test, scratch / "test", keep=KEPT) if run.trial is None else None
         held_out = trained.posteriors(components.val, scratch / "held") if run.held_out else None
         trained.fabric.barrier()  # nobody reads the files of the others any more
         if not trained.fabric.is_global_zero:
             return None
+        if tested is None:
+            assert held_out is not None
+            metrics = evaluate_probs(held_out.probs[trained.samplers[0].name], held_out.labels)
+            return trial_of(run, components, seconds, metrics)
         with trained.fabric.autocast():
             _store_pictures(trained, tested, folder)
         return _result(trained, tested, held_out, seconds, folder)
-
-
-def measure_trial(run: Run, components: RunComponents, seconds: float | None, folder: Path) -> Trial | None:
-    """Judge a trained trial by the main sampler on its held-out images, as trained; otherwise as `measure`."""
-    trained = _Trained(run, components)
-    trained.samplers = trained.samplers[:1]
-    with trained.scratch(folder) as scratch:
-        found = trained.posteriors(components.val, scratch / "held")
-        metrics = evaluate_probs(found.probs[trained.samplers[0].name], found.labels)
-        trained.fabric.barrier()  # nobody reads the files of the others any more
-    return trial_of(run, components, seconds, metrics) if trained.fabric.is_global_zero else None
 
 
 class _Trained:
@@ -78,7 +71,7 @@ class _Trained:
         place = SNAPSHOTS if run.networks > len(run.members) else LAST
         classifier = load(Path(run.config.out) / place).classifier
         self.classifier = classifier.to(self.fabric.device).to(memory_format=torch.channels_last)
-        self.samplers = samplers_of(classifier, run.samplers)
+        self.samplers = samplers_of(classifier, run.samplers)[: None if run.trial is None else 1]
 
     def posteriors(self, images: ImageSet, place: Path, keep: int = 0) -> Evaluation:
         """By all samplers, the files of all processes in a folder of the scratch."""

@@ -1,19 +1,25 @@
-"""Run a study: one owner per folder hands the runs that are left to an executor and stores what they give."""
+"""Run a study: one owner per folder hands the runs that are left to an executor and stores what they give.
+
+What that will take is counted before anything runs: arithmetic, memory and files of every training.
+"""
 
 import threading
-from collections.abc import Iterable, Mapping
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import torch
 from rich.console import Console
 
+from didicm.classifier import Ensemble
+from didicm.data import ImageSet
 from didicm.data.folder import keep_listings
 from didicm.errors import UserError
 from didicm.experiments.execute import close_run, prepare, read_result, read_share, write_run
 from didicm.experiments.executors import Executor, make_executor
+from didicm.experiments.measure import KEPT, samplers_of
 from didicm.experiments.results import (
     Plan,
     Record,
@@ -25,14 +31,16 @@ from didicm.experiments.results import (
     read_trials,
     write_plan,
 )
-from didicm.experiments.spec import Run, Study
+from didicm.experiments.spec import Condition, Run, Study
 from didicm.experiments.tune import next_stage, trials_of
 from didicm.processes import LOCK, held, interrupted
 from didicm.progress import ProgressDisplay
 from didicm.text import SafeConsole, count
-from didicm.training.build import INDEX
+from didicm.training.build import INDEX, RunComponents, TrainingCost, estimate, training_multiply_adds
 
 JOBS = "jobs"
+FLOAT = 4  # bytes
+GPU_TFLOPS, CPU_TFLOPS = 50.0, 0.02  # sustained in training by a recent GPU, and by one thread of a CPU
 POLL, QUIET = 1.0, 20.0  # seconds between looks at the runs' folders; without a line, where there is no bar
 
 
@@ -67,7 +75,10 @@ def run_study(
     """
     out, home, console = Path(out), Path(trainings or out), console or SafeConsole(soft_wrap=True)
     runs, plan = plan_runs(study, data, seeds, settings, command)
-    stored, begun = _check_folder(out), bool(_read_done(out))
+    stored = read_plan(out)
+    if stored is None and ({path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()):
+        raise UserError(f"--out {out} is not empty and holds no comparison: give another folder")
+    begun = bool(_read_done(out))
     if stored and begun and (changed := stored.conflict(plan)):
         raise UserError(f"{out} was started with other settings ({changed}): give them again, or another --out")
 
@@ -83,7 +94,8 @@ def run_study(
 
     search = {key: str(run.method) for key, run in trials_of(runs, study.tune).items()}
     stage, left = find_stage()
-    check_runs(left, home / INDEX)  # a mistake shows before anything is written
+    for run in {run.kind: run for run in left.values()}.values():  # a mistake shows before anything is written
+        _prepare(run, home / INDEX)
     executor_for(left)
     with held(home, command=command):
         keep_listings(home / INDEX)
@@ -106,17 +118,16 @@ def _run_stage(
     try:
         with (
             interrupted(),
-            StudyProgress(console, stage, stage.keys() - left, folders) as progress,
+            _progress(console, stage, folders) as finish,
             closing(run_all(list(folders.values()))) as finished,
         ):
             for folder in finished:
                 result = read_result(folder)
                 append_result(out, result)
                 close_run(folder)
-                progress.finish(result)
+                finish(result)
     except KeyboardInterrupt:
-        told = f"stopped; what is done is in {out}: run the same command again to resume"
-        console.print(told, markup=False)
+        console.print(f"stopped; what is done is in {out}: run the same command again to resume", markup=False)
         raise
 
 
@@ -148,79 +159,128 @@ def plan_runs(
     return runs, Plan(study, command, data, described, labels)
 
 
-def check_runs(runs: Mapping[str, Run], index: Path | None = None) -> None:
-    """Build every method under every condition once: a mistake shows now and not after hours."""
-    for run in {(str(run.method), run.condition): run for run in runs.values()}.values():
+@dataclass(frozen=True)
+class Forecast:
+    """What one training and the measuring of its network take."""
+
+    parameters: int
+    multiply_adds: int  # of one image's posterior, by the main sampler
+    training: float  # multiply-adds
+    measuring: float  # multiply-adds
+    memory: float  # bytes per device
+    disk: float  # bytes that stay
+
+    def seconds(self, tflops: float) -> float:
+        """Time on one device at a sustained speed; a multiply-add is two operations."""
+        return 2 * (self.training + self.measuring) / (tflops * 1e12)
+
+
+def usual_tflops() -> float:
+    """What this machine's devices sustain in training, roughly."""
+    return GPU_TFLOPS if torch.cuda.is_available() else CPU_TFLOPS * torch.get_num_threads()
+
+
+def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
+    """Build every method under every condition once, which shows mistakes, and count.
+
+    Seeds take the same; what differs in length takes in proportion, and trials of a search keep no posteriors.
+    """
+    needs: dict[tuple[str, int | None], TrainingCost] = {}  # a network's, which takes longer to count
+    made: dict[tuple[str, Condition], tuple[Forecast, int]] = {}  # with their epochs
+    for run in runs.values():
+        if run.kind in made:
+            continue
+        components, test = _prepare(run)
+        if (network := (str(run.method), run.condition.resolution)) not in needs:
+            devices, gpu = (
+                run.config.run.devices,
+                run.config.run.accelerator != "cpu",
+            )  # where it may run, not here
+            needs[network] = estimate(run.config, components, devices if isinstance(devices, int) else 1, gpu=gpu)
+        made[run.kind] = _forecast(run, components, len(test), needs[network]), run.config.epochs
+    found = {}
+    for key, run in runs.items():
+        one, epochs = made[run.kind]
+        found[key] = replace(one, training=one.training * run.config.epochs / epochs)
+        if run.trial is not None:
+            found[key] = replace(found[key], measuring=0.0, disk=FLOAT * one.parameters)
+    return found
+
+
+def _forecast(run: Run, components: RunComponents, test_images: int, need: TrainingCost) -> Forecast:
+    classifier, networks, price = components.classifier, run.networks, need.cost
+    samplers = samplers_of(Ensemble([classifier] * networks) if networks > 1 else classifier, run.samplers)
+    posterior = []  # multiply-adds, by the most calls that each may take
+    for spec in samplers:
+        settings = dict(spec.settings)
+        members = settings.pop("members", networks)
+        sampler, _ = classifier.resolve(**settings)
+        calls, encodings = (sampler.calls, sampler.encodings) if sampler else (1, settings.get("views", 1))
+        posterior.append(members * price.total(calls, encodings))
+    measured = test_images + (len(components.val) if run.held_out else 0)
+    posteriors = sum(spec.stored for spec in samplers) * test_images * len(components.class_names)
+    pictures = KEPT * components.eval_transform.channels * components.eval_transform.size**2
+    return Forecast(
+        parameters=networks * price.parameters,
+        multiply_adds=posterior[0],
+        training=len(run.members) * training_multiply_adds(run.config, components, price),
+        measuring=sum(posterior) * measured,
+        memory=(need.weights_mb + need.activations_mb) * 2**20,
+        disk=FLOAT * (networks * price.parameters + posteriors) + pictures,
+    )
+
+
+def _prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageSet]:
+    """Build a run as it will be: a mistake shows now and not after hours."""
+    try:
+        return prepare(run, index)
+    except UserError as error:
+        raise UserError(f"{run.condition}: {error}") from error
+
+
+@contextmanager
+def _progress(
+    console: Console, runs: Mapping[str, Run], folders: Mapping[str, Path]
+) -> Iterator[Callable[[Record], None]]:
+    """Show how far the runs are, whoever carries them out, as the folders of those that are left tell.
+
+    Gives a function that notes a finished run, and prints what came out.
+    """
+    work, done = {key: _work(run) for key, run in runs.items()}, runs.keys() - folders
+    search = any(run.trial is not None for run in runs.values())
+    stop, guard = threading.Event(), threading.Lock()
+
+    def worked() -> float:
+        return sum(work[key] for key in done)
+
+    def counted() -> str:
+        return f"{'search ' if search else ''}{len(done)}/{len(runs)}"
+
+    def finish(result: Record) -> None:
+        with guard:
+            done.add(result.key)
+            display.update(worked(), counted())
+            display.print(f"{counted()}  {runs[result.key]}: {_outcome(result)}{display.left}")
+
+    def watch() -> None:
+        while not stop.wait(POLL):
+            with guard:
+                shares = {key: read_share(path) for key, path in folders.items() if key not in done}
+                running = next((f"  {runs[key]}" for key, share in shares.items() if 0 < share < 1), "")
+                begun = sum(work[key] * share for key, share in shares.items())
+                display.update(worked() + begun, counted() + running)
+
+    with ProgressDisplay(console, sum(work.values()), int(worked()), seconds=QUIET) as display:
+        if not console.is_terminal:
+            what = f"{count(len(runs), 'trial')} of the search" if search else count(len(runs), "training")
+            display.print(what + (f", {len(done)} of them done before" if done else ""))
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
         try:
-            prepare(run, index)
-        except UserError as error:
-            raise UserError(f"{run.condition}: {error}") from error
-
-
-def _check_folder(out: Path) -> Plan | None:
-    """What the folder was started with; one that holds something else is left alone."""
-    plan = read_plan(out)
-    others = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()
-    if plan is None and others:
-        raise UserError(f"--out {out} is not empty and holds no comparison: give another folder")
-    return plan
-
-
-class StudyProgress:
-    """Shows how far the runs are, whoever carries them out, as their folders tell; use it as a context."""
-
-    def __init__(
-        self, console: Console, runs: Mapping[str, Run], done: Iterable[str], folders: Mapping[str, Path]
-    ):
-        self._runs, self._folders = runs, folders
-        self._work = {key: _work(run) for key, run in runs.items()}
-        self._done = set(done)
-        self._display = ProgressDisplay(console, sum(self._work.values()), int(self._worked()), seconds=QUIET)
-        self._stop = threading.Event()
-        self._guard = threading.Lock()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> "StudyProgress":
-        self._display.__enter__()
-        if not self._display.console.is_terminal:
-            what = count(len(self._runs), "trial" if _are_trials(self._runs) else "training")
-            done = f", {len(self._done)} of them done before" if self._done else ""
-            self._display.print(f"{what}{' of the search' if _are_trials(self._runs) else ''}{done}")
-        self._watcher.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop.set()
-        self._watcher.join()
-        self._display.__exit__(kind, error, trace)
-
-    def finish(self, result: Record) -> None:
-        """Note a finished run, and print what came out."""
-        with self._guard:
-            self._done.add(result.key)
-            self._display.update(self._worked(), self._count())
-            self._display.print(
-                f"{self._count()}  {self._runs[result.key]}: {_outcome(result)}{self._display.left}"
-            )
-
-    def _watch(self) -> None:
-        while not self._stop.wait(POLL):
-            with self._guard:
-                shares = {key: read_share(path) for key, path in self._folders.items() if key not in self._done}
-                running = next((f"  {self._runs[key]}" for key, share in shares.items() if 0 < share < 1), "")
-                self._display.update(self._worked(shares), self._count() + running)
-
-    def _worked(self, shares: Mapping[str, float] | None = None) -> float:
-        whole = sum(self._work[key] for key in self._done)
-        return whole + sum(self._work[key] * share for key, share in (shares or {}).items())
-
-    def _count(self) -> str:
-        search = "search " if _are_trials(self._runs) else ""
-        return f"{search}{len(self._done)}/{len(self._runs)}"
-
-
-def _are_trials(runs: Mapping[str, Run]) -> bool:
-    return any(run.trial is not None for run in runs.values())
+            yield finish
+        finally:
+            stop.set()
+            watcher.join()
 
 
 def _outcome(result: Record) -> str:

@@ -89,15 +89,14 @@ class Condition(Settings):
     def settings(self) -> dict[str, Any]:
         """What it changes in a training."""
         own: dict[str, Any] = {
+            "fraction": self.fraction,
             "image.size": self.resolution,
             "corrupt_train": self.corruption,
             "corrupt_eval": self.corruption,
+            "label_noise": self.label_noise or None,
+            "labels": self.labels,
         }
-        own |= {"label_noise": self.label_noise or None, "labels": self.labels}
-        return {"fraction": self.fraction, **{name: value for name, value in own.items() if value is not None}}
-
-
-CONDITION_FIELDS = [item.name for item in fields(Condition)]
+        return {name: value for name, value in own.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -157,15 +156,19 @@ class Run(Settings):
         return f"{self.method}, {self.condition}, {which}"
 
     @property
+    def kind(self) -> tuple[str, Condition]:
+        """What its seeds and trials share."""
+        return str(self.method), self.condition
+
+    @property
     def members(self) -> list[TrainConfig]:
         """The trainings of a deep ensemble, on the same images; the run's own if it is none, or only a trial."""
-        count = 1 if self.trial is not None else self.method.members
-        return [self.config] if count == 1 else [self._member(i) for i in range(count)]
-
-    def _member(self, i: int) -> TrainConfig:
-        out = self.config.out and str(Path(self.config.out) / f"member-{i}")
-        seed = self.config.seed + i * SEEDS_APART
-        return replace(self.config, seed=seed, data_seed=self.config.image_seed, out=out)
+        config = self.config
+        if self.method.members == 1 or self.trial is not None:
+            return [config]
+        alike = replace(config, data_seed=config.image_seed)
+        places = [config.out and str(Path(config.out) / f"member-{i}") for i in range(self.method.members)]
+        return [replace(alike, seed=config.seed + i * SEEDS_APART, out=out) for i, out in enumerate(places)]
 
     @property
     def networks(self) -> int:
@@ -236,15 +239,13 @@ class Study(Settings):
 
         `settings` are the user's: they override recipes and the study, but not what makes a method.
         """
-        asked = {**(settings or {}), "data": data}
-        return [
-            Run(method, c, seed, self._config(method, c, seed, asked), self._samplers(method, c), self.held_out)
-            for seed, c, method in product(range(seeds), self.conditions, self.methods)
-        ]
-
-    def _samplers(self, method: Method, condition: Condition) -> tuple[SamplerSpec, ...]:
-        specs = self.baseline_samplers if method.baseline else self.samplers
-        return tuple(spec for spec in specs if spec.suits(condition))
+        runs, asked = [], {**(settings or {}), "data": data}
+        for seed, condition, method in product(range(seeds), self.conditions, self.methods):
+            specs = self.baseline_samplers if method.baseline else self.samplers
+            samplers = tuple(spec for spec in specs if spec.suits(condition))
+            config = self._config(method, condition, seed, asked)
+            runs.append(Run(method, condition, seed, config, samplers, self.held_out))
+        return runs
 
     def _config(self, method: Method, condition: Condition, seed: int, asked: Mapping[str, Any]) -> TrainConfig:
         """Settings of one training: the method's recipe, changed by the weakest wish first."""
@@ -266,7 +267,7 @@ def published_tables() -> dict[str, Any]:
 
 def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     """What a study may not be, and how that is told."""
-    labels = [str(method) for method in study.methods]
+    labels, known = [str(method) for method in study.methods], [item.name for item in fields(Condition)]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     yield not labels, "methods is empty"
     runs = len(labels) * len(study.conditions) * (study.tune + study.seeds)
@@ -284,12 +285,10 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
         yield wrong is not None, f"baseline_samplers: a standard classifier has no {wrong}: it may have views"
     for spec in study.samplers:
         override(Sampler(), spec.settings)
-        unknown = next((name for name in spec.at if name not in CONDITION_FIELDS), None)
-        yield unknown is not None, f"at has no {unknown!r}: {did_you_mean(str(unknown), CONDITION_FIELDS)}"
-        yield (
-            not any(map(spec.suits, study.conditions)),
-            f"sampler {spec.name} is at {spec.at}, which no condition is",
-        )
+        unknown = next((name for name in spec.at if name not in known), None)
+        yield unknown is not None, f"at has no {unknown!r}: {did_you_mean(str(unknown), known)}"
+        unused = not any(map(spec.suits, study.conditions))
+        yield unused, f"sampler {spec.name} is at {spec.at}, which no condition is"
         yield spec.stored and bool(spec.at), f"at is for curves: sampler {spec.name} is part of the table"
     lost = [share for share in study.by_fraction if share not in [c.fraction for c in study.conditions]]
     yield bool(lost), f"by_fraction has {lost}, which no condition has"

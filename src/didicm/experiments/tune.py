@@ -41,7 +41,7 @@ def trials_of(runs: Mapping[str, Run], count: int) -> dict[str, Run]:
     assert all(run.seed != SEED for run in runs.values())
     trials: dict[str, Run] = {}
     for number, factors in enumerate(search_factors(count)):
-        for run in {(str(run.method), run.condition): run for run in runs.values()}.values():
+        for run in {run.kind: run for run in runs.values()}.values():
             settings = {name: run.settings[name] * factor for name, factor in factors.items()}
             settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
             settings["epochs"] = max(1, round(run.config.epochs * factors["epochs"]))
@@ -73,7 +73,7 @@ def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial]) -> di
     if not search:
         return dict(runs)
     best = choose(replace(found[key], method=str(run.method)) for key, run in search.items())
-    chosen = (_changed(run, best[str(run.method), run.condition].settings) for run in runs.values())
+    chosen = (_changed(run, best[run.kind].settings) for run in runs.values())
     return {run.key: run for run in chosen}
 
 

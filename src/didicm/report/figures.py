@@ -1,4 +1,4 @@
-"""Figures of numbers: lines over columns, quality against network calls, and what stored posteriors show."""
+"""Figures of numbers: lines over columns, quality against network calls, a search, and stored posteriors."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,9 @@ from didicm.evaluation.calibration import apply_temperature
 from didicm.evaluation.diagnostics import entropy_histogram, reliability, risk_coverage
 from didicm.evaluation.metrics import BINS
 from didicm.evaluation.store import load_posteriors
-from didicm.experiments.spec import Condition
+from didicm.experiments.results import Trial
+from didicm.experiments.spec import Condition, Study
+from didicm.experiments.tune import choose
 from didicm.report.panels import Column, Line, Panel, column_name
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 from didicm.report.style import RIGHT, WRONG, Look, legend_below, looks, make_axes
@@ -142,6 +144,31 @@ def _curves(rows: Rows, metric: Metric) -> Curves:
             curve = found.setdefault((f"{row.method}{kind}", row.method.baseline), {})
             curve.setdefault(row.measured.calls, value)
     return found
+
+
+def length_curves(study: Study, trials: Sequence[Trial], conditions: Sequence[Condition]) -> Figure:
+    """Held-out NLL over the epochs, by the best trial of each length; the peak, which is chosen, in a ring."""
+    best = choose(trials)
+    palette = looks((str(method), method.baseline) for method in study.methods)
+    figure, axes = make_axes(len(conditions), 3, size=(4.2, 3.6), ylabel="held-out NLL (lower is better)")
+    for plot, condition in zip(axes, conditions, strict=True):
+        there = [trial for trial in trials if trial.condition == condition]
+        epochs = sorted({trial.settings["epochs"] for trial in there})
+        for name, look in palette.items():
+            own = [t for t in there if t.method == name and t.metrics is not None]
+            found = {n: [t.nll for t in own if t.settings["epochs"] == n] for n in epochs}
+            curve = {n: min(nlls) for n, nlls in found.items() if nlls}
+            if curve:
+                plot.plot(list(curve), list(curve.values()), **look._asdict(), label=name)
+                peak = best[name, condition]
+                at = [peak.settings["epochs"]], [peak.nll]
+                plot.plot(*at, "o", color=look.color, markersize=13, markerfacecolor="none", markeredgewidth=1.5)
+        plot.set_xscale("log", base=2)
+        plot.set_xticks(epochs, [f"{x:g}" for x in epochs])
+        plot.minorticks_off()
+        plot.set(title=str(condition), xlabel="epochs")
+    legend_below(figure, axes)
+    return figure
 
 
 def reliability_diagrams(stored: Stored, rows: Rows, condition: Condition) -> Figure:

@@ -14,16 +14,15 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure as Drawing
 
 from didicm.errors import UserError
-from didicm.experiments.results import Plan, Trial, read_plan, read_results
+from didicm.experiments.results import Plan, Trial, read_plan, read_results, read_trials
 from didicm.experiments.spec import Study
 from didicm.experiments.study_file import list_studies
 from didicm.files import write_files
 from didicm.report import figures, images
 from didicm.report.panels import panels_of
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Rows, rows_of
-from didicm.report.search import length_curves, read_search, search_table
 from didicm.report.style import drawing
-from didicm.report.tables import Table, cost_table, difference_table, main_table, panel_table
+from didicm.report.tables import Table, cost_table, difference_table, main_table, panel_table, search_table
 from didicm.report.verdict import compared, verdict
 from didicm.text import quoted
 
@@ -96,6 +95,14 @@ def write_report(out: str | Path) -> Report:
     return Report(out / REPORT, says, [*tables, *search])
 
 
+def read_search(plan: Plan, folder: Path) -> list[Trial]:
+    """Its trials, method by method, each under the label that it has now; none if there was no search."""
+    order = [str(method) for method in plan.study.methods]
+    found = [replace(t, method=plan.runs[t.key]) for t in read_trials(folder) if t.key in plan.runs]
+    known = [trial for trial in found if trial.method in order]
+    return sorted(known, key=lambda trial: (order.index(trial.method), trial.number))
+
+
 def make_tables(study: Study, rows: Rows) -> list[Table]:
     """Tables in the study's layout, the published one under ours, then what they do not show; cost last."""
     if study.layout == "comparison":
@@ -123,7 +130,7 @@ def draw_numbers(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list
         if study.layout in ("comparison", "uncertainty", "sizes"):
             drawn["gains"] = figures.over_columns(panels, gains, gains=True)
         if trials:
-            drawn["lengths"] = length_curves(study, trials, rows.conditions())
+            drawn["lengths"] = figures.length_curves(study, trials, rows.conditions())
         if study.layout in ("comparison", "uncertainty"):
             drawn["calls"] = figures.calls_against_quality(rows, conditions, published)
         return _rendered(drawn)

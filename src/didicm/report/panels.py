@@ -1,4 +1,4 @@
-"""A study's numbers as lines over columns, as in the paper's tables; ours and the published ones alike."""
+"""A study's numbers as lines over columns, as in the paper's tables, and what they say; published ones alike."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 from didicm.experiments.spec import Condition, Method, Study, published_tables
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Row, Rows
 
+PUBLISHED_STEMS = "3x3 stem", "7x7 stem"  # of DiDiCM and of the standard classifier beside it
 FEW_CLASSES = 5  # with so many or fewer, top-5 says nothing
 
 Column: TypeAlias = Condition | str | int  # a condition, a model size, or a number of steps
@@ -80,11 +81,11 @@ def our_panel(study: Study, rows: Rows) -> Panel:
         parameters = [cell[0].run.parameters if cell else None for cell in at[name]]
         costs = [cell[0].measured.multiply_adds if cell else None for cell in at[name]]
         lines.append(Line(name, next(filter(None, at[name]))[0].method, values, parameters, costs))
-    gains = [
-        Line(a.name, a.method, {m: [x.minus(y, m) for x, y in pairs] for m in metrics}, over=b.name)
-        for a, b in _pairs(lines)
-        for pairs in [list(zip(at[a.name], at[b.name], strict=True))]
-    ]
+    gains = []
+    for a, b in _pairs(lines):
+        pairs = list(zip(at[a.name], at[b.name], strict=True))
+        values = {m: [x.minus(y, m) for x, y in pairs] for m in metrics}
+        gains.append(Line(a.name, a.method, values, over=b.name))
     return Panel(study.title, columns, lines, gains)
 
 
@@ -148,3 +149,117 @@ def _pairs(lines: Sequence[Line]) -> list[tuple[Line, Line]]:
 
 def _minus(x: Estimate | None, y: Estimate | None) -> Estimate | None:
     return None if x is None or y is None else Estimate(x.mean - y.mean)
+
+
+# What they say, in sentences
+
+
+def on_study(study: Study, rows: Rows) -> list[str]:
+    """What a study shows beside what was published: gains over the baselines, or else who comes first."""
+    panel, published = panels_of(study, rows)
+    sentences = []
+    if study.layout == "steps":
+        return [_winners(panel, metric) for metric in (TOP1, NLL)]
+    if study.layout == "metrics" or not panel.gains:
+        for metric in (TOP1, NLL):
+            text = f"By mean {metric}, best first: {_ranked(panel, metric)}; the table shows how far seeds differ."
+            if published is not None and metric in published.metrics:
+                text += f" Published: {_ranked(published, metric)}."
+            sentences.append(text)
+        return sentences
+    sentences += [*(_on_gain(panel, gain) for gain in panel.gains), *_on_stems(panel)]
+    if published is not None and published.gains:
+        gains = [
+            f"{gain} {_mean_of(gain, TOP1)} and {_mean_of(gain, TOP5)} (top-1 with {_by_group(published, gain)})"
+            for gain in published.gains
+        ]
+        sentences.append(f"Published, on ImageNet, in points of top-1 and top-5: {'; '.join(gains)}.")
+    return sentences
+
+
+def _on_gain(panel: Panel, gain: Line) -> str:
+    found = [x for x in gain.values[TOP1] if x is not None]
+    if not found:
+        return f"{gain.name} and {gain.over} have no condition and seed in common yet."
+    shown = [f"{_mean_of(gain, m)} points of {m}" for m in (TOP1, TOP5) if m in gain.values]
+    shown += [f"{_mean_of(gain, m)} of {m}" for m in (NLL, SCALED_NLL) if any(gain.values.get(m, []))]
+    columns = f"{len(found)} column{'s' * (len(found) > 1)} of the table"
+    text = f"{gain.name} against {gain.over}, mean over {columns}: {', '.join(shown)}; "
+    text += f"top-1 with {_by_group(panel, gain)}; at {_cost_ratio(panel, gain)} the multiply-adds per image"
+    if all(x.half is None for x in found):
+        return f"{text}; a single seed, so noise may explain it."
+    ahead, behind = (sum(x.sign == sign for x in found) for sign in (1, -1))
+    return f"{text}; in top-1 it is ahead beyond noise in {ahead} of them and behind in {behind}."
+
+
+def _cost_ratio(panel: Panel, gain: Line) -> str:
+    """Multiply-adds of a line relative to its baseline's, over the columns."""
+    costs = {line.name: line.multiply_adds for line in panel.lines}
+    pairs = zip(costs[gain.name], costs[gain.over], strict=True)
+    ratios = [f"{x / max(y, 1):.1f}" for x, y in pairs if x is not None and y is not None]
+    low, high = (pick(ratios, key=float) for pick in (min, max))
+    return f"{low} times" if low == high else f"{low} to {high} times"
+
+
+def _on_stems(panel: Panel) -> list[str]:
+    """What part of the published comparison, of different stems, is the stem: where both methods have both."""
+    lines = {(line.method.name, line.method.variant): line.values[TOP1] for line in panel.lines}
+    baseline = next((line.method.name for line in panel.lines if line.method.baseline), "")
+    ours, theirs = PUBLISHED_STEMS
+    told = []
+    for name in dict.fromkeys(line.method.name for line in panel.lines if not line.method.baseline):
+        crossed = [lines.get(key, []) for key in product((name, baseline), PUBLISHED_STEMS)]
+        if not all(crossed):
+            continue
+        whole = [[x.mean for x in column if x] for column in zip(*crossed, strict=True) if all(column)]
+        if not whole:
+            continue
+        small, large, other_small, other_large = (sum(means) / len(whole) for means in zip(*whole, strict=True))
+        published, both_large, both_small = small - other_large, large - other_large, small - other_small
+        gains = published, both_large, both_small, small - large, other_small - other_large
+        x, y, z, own, other = (TOP1.text(gain, "+") for gain in gains)
+        told.append(
+            f"With stems as published, {name} with the {ours} against {baseline} with the {theirs}, the "
+            f"difference in top-1 is {x} points; with the {theirs} on both sides it is {y}, with the {ours} {z}. "
+            f"So the {ours} by itself is worth {own} points to {name} and {other} to {baseline}."
+        )
+    return told
+
+
+def _by_group(panel: Panel, gain: Line) -> str:
+    """Gains in top-1 by fraction of the images, or by model size."""
+    groups: dict[str, list[Estimate | None]] = {}
+    for column, x in zip(panel.columns, gain.values[TOP1], strict=True):
+        name = column_name(Condition(fraction=column.fraction) if isinstance(column, Condition) else column)
+        groups.setdefault(name, []).append(x)
+    return ", ".join(f"{name} {TOP1.text(_mean(x), '+')}" for name, x in groups.items() if any(x))
+
+
+def _winners(panel: Panel, metric: Metric) -> str:
+    """Who comes first with how many steps."""
+    found = []
+    for i, column in enumerate(panel.columns):
+        means = {line.name: x.mean for line in panel.lines if (x := line.values[metric][i]) is not None}
+        best = max(means, key=lambda name: metric.sign * means[name])
+        found.append(f"{column}: {best} ({metric.text(means[best])})")
+    return f"Best {metric} by number of steps: {'; '.join(found)}."
+
+
+def _ranked(panel: Panel, metric: Metric) -> str:
+    """Lines with their means over the columns that all of them have."""
+    columns = zip(*(line.values[metric] for line in panel.lines), strict=True)
+    whole = [i for i, column in enumerate(columns) if None not in column]
+    if not whole:
+        return "no column is complete yet"
+    means = {line.name: _mean(line.values[metric][i] for i in whole) for line in panel.lines}
+    order = sorted(means, key=lambda name: -metric.sign * means[name])
+    return ", ".join(f"{name} {metric.text(means[name])}" for name in order)
+
+
+def _mean_of(line: Line, metric: Metric) -> str:
+    return metric.text(_mean(line.values[metric]), "+")
+
+
+def _mean(values: Iterable[Estimate | None]) -> float:
+    found = [x.mean for x in values if x is not None]
+    return sum(found) / len(found)

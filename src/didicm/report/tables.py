@@ -1,4 +1,4 @@
-"""The tables of a report: every entry under every condition, differences, cost, and the layouts of the paper."""
+"""The tables of a report: every entry under every condition, differences, cost, the paper's layouts, a search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from didicm.experiments.results import Trial
+from didicm.experiments.spec import Condition
+from didicm.experiments.tune import choose
 from didicm.report.panels import Panel, baselines_of, column_name
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Estimate, Metric, Rows
 from didicm.text import readable
@@ -136,10 +139,9 @@ def panel_table(panel: Panel) -> Table:
     rows = []
     by_size = all(isinstance(column, str) for column in panel.columns)
     cost = [] if panel.published else ["M multiply-adds"]
-    sizes, others = (
-        ["model", "M parameters", *map(str, panel.metrics), *cost],
-        ["metric", *map(column_name, panel.columns)],
-    )
+    header = ["", "metric", *map(column_name, panel.columns)]
+    if by_size:
+        header = ["", "model", "M parameters", *map(str, panel.metrics), *cost]
     for line in panel.lines:
         shown = {str(m): [show(x, m, digits=2 if m.percent else 3) for x in line.values[m]] for m in panel.metrics}
         shown |= {name: ["" if x is None else _in_units(x, 1e6) for x in line.multiply_adds] for name in cost}
@@ -150,9 +152,29 @@ def panel_table(panel: Panel) -> Table:
         else:
             own = [[name, *cells] for name, cells in shown.items()]
         rows += [[line.name if i == 0 else "", *cells] for i, cells in enumerate(own)]
-    return Table(
-        panel.title, ["", *(sizes if by_size else others)], rows, note="" if panel.published else PANEL_NOTE
+    return Table(panel.title, header, rows, note="" if panel.published else PANEL_NOTE)
+
+
+def search_table(trials: Sequence[Trial], conditions: Sequence[Condition]) -> Table:
+    """Every trial, and which was chosen."""
+    best, body = choose(trials), []
+    for condition in conditions:
+        body.append([str(condition), *[""] * 6])
+        for trial in trials:
+            if trial.condition == condition:
+                found = ["diverged", ""]
+                if trial.metrics is not None:
+                    found = [NLL.text(trial.nll), TOP1.text(trial.metrics[TOP1.name])]
+                chosen = "chosen" if best[trial.method, condition] is trial else ""
+                searched = [f"{value:g}" for value in trial.settings.values()]
+                body.append([f"  {trial.method}, trial {trial.number}", *searched, *found, chosen])
+    header = ["", "epochs", "learning rate", "weight decay", "held-out NLL", "top-1 %", " "]
+    held_out = ", ".join(map(str, sorted({trial.num_held_out for trial in trials})))
+    note = (
+        "the same trials for every method, relative to its settings, which trial 0 has as they are; judged by the "
+        f"NLL of held-out training images as trained ({held_out} images); no trial has met a test image"
     )
+    return Table("Search", header, body, note, ("top-1 %",))
 
 
 def show(

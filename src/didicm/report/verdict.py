@@ -1,29 +1,30 @@
 """Plain sentences on what a comparison or a study shows, whichever way it went."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from didicm.experiments.results import Trial
-from didicm.experiments.spec import Condition, Study
-from didicm.report.ensembles import on_ensembles
-from didicm.report.panels import Line, Panel, column_name, panels_of
-from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Rows
-from didicm.report.search import on_search
+from didicm.experiments.spec import ONE_CALL, Study
+from didicm.experiments.tune import choose, search_factors
+from didicm.report.panels import on_study
+from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 
 ENOUGH_SEEDS = 3
-PUBLISHED_STEMS = "3x3 stem", "7x7 stem"  # of DiDiCM and of the standard classifier beside it
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
 def verdict(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list[str]:
     """What the results show, and what to be careful about; with the trials of a search, what that says."""
-    says = _on_comparison(rows) if study.layout == "comparison" else _on_study(study, *panels_of(study, rows))
-    says += on_ensembles(rows)
-    cautions = [*_on_seeds(rows), *_on_failures(rows)]
-    return [*says, *cautions, *(on_search(study, trials) if trials else _on_length(rows))]
+    says = _on_comparison(rows) if study.layout == "comparison" else on_study(study, rows)
+    says += _on_ensembles(rows)
+    seeds = len({row.run.seed for row in rows})
+    if seeds == 1:
+        says.append("A single seed: there are no intervals, so any difference may be noise; run at least 3 seeds.")
+    elif seeds < ENOUGH_SEEDS:
+        says.append(f"Few seeds: with {seeds}, the intervals are wide.")
+    return [*says, *_on_failures(rows), *(on_search(study, trials) if trials else _on_length(rows))]
 
 
 def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
@@ -43,18 +44,13 @@ def _on_comparison(rows: Rows) -> list[str]:
     says = _on_pair(once)
     if not says:
         return ["There is nothing to compare yet: run DiDiCM and a standard classifier under the same condition."]
-    for title, part in _variants(once, often):
-        says += [f"{title}: {' '.join(told)}"] if (told := _on_pair(part)) else []
-    return says
-
-
-def _variants(once: Rows, often: Rows) -> Iterator[tuple[str, Rows]]:
-    """Further comparisons: the other variants of DiDiCM, then answers from several views of an image."""
     ours = list(dict.fromkeys(str(row.method) for row in once if not row.method.baseline))
-    for part, views in ((once, ""), (often, "With several augmented views of each image, ")):
-        for name in ours if views else ours[1:]:
-            chosen = Rows(row for row in part if row.method.baseline or str(row.method) == name)
-            yield f"{views}{name}", chosen
+    views = "With several augmented views of each image, "
+    for title, name, part in [*(("", name, once) for name in ours[1:]), *((views, name, often) for name in ours)]:
+        chosen = Rows(row for row in part if row.method.baseline or str(row.method) == name)
+        if told := _on_pair(chosen):
+            says.append(f"{title}{name}: {' '.join(told)}")
+    return says
 
 
 def _on_pair(rows: Rows) -> list[str]:
@@ -67,10 +63,10 @@ def _on_pair(rows: Rows) -> list[str]:
     common, baselines = _in_common(rows, ours, baselines) if ours else (rows, [])
     if ours is None or not baselines:
         return []
-    by_nll, by_scaled = (_measure(common, ours, baselines, metric) for metric in (NLL, SCALED_NLL))
+    by_top1, by_nll, by_scaled = (_measure(common, ours, baselines, m) for m in (TOP1, NLL, SCALED_NLL))
     scaled = f" With a temperature for both, they are {_on_nll(by_scaled)}." if by_scaled else ""
     return [
-        _on_accuracy(ours, _measure(common, ours, baselines, TOP1)),
+        _on_accuracy(ours, by_top1) if by_top1 else "No accuracy was measured.",
         f"As trained, DiDiCM's probabilities are {_on_nll(by_nll)}.{scaled}" if by_nll else "No NLL was measured.",
         _on_cost(common, ours, best.baseline if (best := by_scaled or by_nll) else baselines[0]),
     ]
@@ -104,9 +100,7 @@ def _measure(rows: Rows, ours: Entry, baselines: Sequence[Entry], metric: Metric
     return None if gap is None else _Measured(baseline, x, y, gap)
 
 
-def _on_accuracy(ours: Entry, found: _Measured | None) -> str:
-    if found is None:
-        return "No accuracy was measured."
+def _on_accuracy(ours: Entry, found: _Measured) -> str:
     baseline, x, y, gap = found
     names = f"({ours}; {baseline})"
     if gap.sign < 0:  # numbers in the order of the sentence
@@ -120,7 +114,6 @@ def _on_accuracy(ours: Entry, found: _Measured | None) -> str:
 
 
 def _on_nll(found: _Measured) -> str:
-    """How DiDiCM's probabilities compare."""
     word = {-1: "better", 1: "worse", 0: "as good within noise"}[found.gap.sign]
     numbers = f"NLL {found.ours.mean:.3f} against {found.theirs.mean:.3f} ({found.baseline})"
     return f"{word}: {numbers}, {_interval(found.gap, NLL)}"
@@ -129,10 +122,8 @@ def _on_nll(found: _Measured) -> str:
 def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
     """Multiply-adds of DiDiCM relative to a baseline: of an answer, of a single call, of the training."""
     calls = rows.select(ours)[0].measured.calls
-    what = (
-        f"The {calls:g} network calls of DiDiCM cost" if calls > 1 else "The single network call of DiDiCM costs"
-    )
-    text = f"{what} {rows.cost_ratio(ours, baseline):.1f} times the multiply-adds of {baseline}"
+    what = f"{calls:g} network calls of DiDiCM cost" if calls > 1 else "single network call of DiDiCM costs"
+    text = f"The {what} {rows.cost_ratio(ours, baseline):.1f} times the multiply-adds of {baseline}"
     mine, theirs = (rows.select(entry).training_cost() for entry in (ours, baseline))
     if mine and theirs:
         text += f", its training {mine / theirs:.1f} times"
@@ -142,13 +133,6 @@ def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
         return f"{text}."
     ratio = rows.cost_ratio(single[0].entry, baseline)
     return f"{text}; a single call, at {ratio:.1f} times, has NLL {there.mean:.3f}."
-
-
-def _on_seeds(rows: Rows) -> list[str]:
-    """Whether they are too few."""
-    seeds = len({row.run.seed for row in rows})
-    few = {1: "A single seed: there are no intervals, so any difference may be noise; run at least 3 seeds."}
-    return [few.get(seeds, f"Few seeds: with {seeds}, the intervals are wide.")] if seeds < ENOUGH_SEEDS else []
 
 
 def _on_failures(rows: Rows) -> list[str]:
@@ -180,109 +164,6 @@ def _on_length(rows: Rows) -> list[str]:
     ]
 
 
-def _on_study(study: Study, panel: Panel, published: Panel | None) -> list[str]:
-    """What a study shows beside what was published: gains over the baselines, or else who comes first."""
-    if study.layout == "steps":
-        return [_winners(panel, metric) for metric in (TOP1, NLL)]
-    if study.layout == "metrics" or not panel.gains:
-        return [_ranking(panel, metric, published) for metric in (TOP1, NLL)]
-    sentences = [*(_on_gain(panel, gain) for gain in panel.gains), *_on_stems(panel)]
-    if published is not None and published.gains:
-        gains = [
-            f"{gain} {_mean_of(gain, TOP1)} and {_mean_of(gain, TOP5)} (top-1 with {_by_group(published, gain)})"
-            for gain in published.gains
-        ]
-        sentences.append(f"Published, on ImageNet, in points of top-1 and top-5: {'; '.join(gains)}.")
-    return sentences
-
-
-def _on_gain(panel: Panel, gain: Line) -> str:
-    found = [x for x in gain.values[TOP1] if x is not None]
-    if not found:
-        return f"{gain.name} and {gain.over} have no condition and seed in common yet."
-    shown = [f"{_mean_of(gain, m)} points of {m}" for m in (TOP1, TOP5) if m in gain.values]
-    shown += [f"{_mean_of(gain, m)} of {m}" for m in (NLL, SCALED_NLL) if any(gain.values.get(m, []))]
-    columns = f"{len(found)} column{'s' * (len(found) > 1)} of the table"
-    text = f"{gain.name} against {gain.over}, mean over {columns}: {', '.join(shown)}; "
-    text += f"top-1 with {_by_group(panel, gain)}; at {_cost_ratio(panel, gain)} the multiply-adds per image"
-    if all(x.half is None for x in found):
-        return f"{text}; a single seed, so noise may explain it."
-    ahead, behind = (sum(x.sign == sign for x in found) for sign in (1, -1))
-    return f"{text}; in top-1 it is ahead beyond noise in {ahead} of them and behind in {behind}."
-
-
-def _cost_ratio(panel: Panel, gain: Line) -> str:
-    """Multiply-adds of a line relative to its baseline's, over the columns."""
-    costs = {line.name: line.multiply_adds for line in panel.lines}
-    pairs = zip(costs[gain.name], costs[gain.over], strict=True)
-    ratios = [f"{x / max(y, 1):.1f}" for x, y in pairs if x is not None and y is not None]
-    low, high = (pick(ratios, key=float) for pick in (min, max))
-    return f"{low} times" if low == high else f"{low} to {high} times"
-
-
-def _on_stems(panel: Panel) -> list[str]:
-    """What part of the published comparison, of different stems, is the stem: where both methods have both."""
-    lines = {(line.method.name, line.method.variant): line for line in panel.lines}
-    baseline = next((line.method.name for line in panel.lines if line.method.baseline), "")
-    ours, theirs = PUBLISHED_STEMS
-    told = []
-    for name in dict.fromkeys(line.method.name for line in panel.lines if not line.method.baseline):
-        crossed = [lines.get(key) for key in product((name, baseline), PUBLISHED_STEMS)]
-        if None in crossed:
-            continue
-        columns = zip(*(line.values[TOP1] for line in crossed if line), strict=True)
-        whole = [[x.mean for x in column if x] for column in columns if None not in column]
-        if not whole:
-            continue
-        small, large, other_small, other_large = (sum(means) / len(whole) for means in zip(*whole, strict=True))
-        published, both_large, both_small = small - other_large, large - other_large, small - other_small
-        gains = published, both_large, both_small, small - large, other_small - other_large
-        x, y, z, own, other = (TOP1.text(gain, "+") for gain in gains)
-        told.append(
-            f"With stems as published, {name} with the {ours} against {baseline} with the {theirs}, the "
-            f"difference in top-1 is {x} points; with the {theirs} on both sides it is {y}, with the {ours} {z}. "
-            f"So the {ours} by itself is worth {own} points to {name} and {other} to {baseline}."
-        )
-    return told
-
-
-def _by_group(panel: Panel, gain: Line) -> str:
-    """Gains in top-1 by fraction of the images, or by model size."""
-    groups: dict[str, list[Estimate | None]] = {}
-    for column, x in zip(panel.columns, gain.values[TOP1], strict=True):
-        name = column_name(Condition(fraction=column.fraction) if isinstance(column, Condition) else column)
-        groups.setdefault(name, []).append(x)
-    return ", ".join(f"{name} {TOP1.text(_mean(x), '+')}" for name, x in groups.items() if any(x))
-
-
-def _ranking(panel: Panel, metric: Metric, published: Panel | None) -> str:
-    text = f"By mean {metric}, best first: {_ranked(panel, metric)}; the table shows how far seeds differ."
-    if published is not None and metric in published.metrics:
-        text += f" Published: {_ranked(published, metric)}."
-    return text
-
-
-def _winners(panel: Panel, metric: Metric) -> str:
-    """Who comes first with how many steps."""
-    found = []
-    for i, column in enumerate(panel.columns):
-        means = {line.name: x.mean for line in panel.lines if (x := line.values[metric][i]) is not None}
-        best = max(means, key=lambda name: metric.sign * means[name])
-        found.append(f"{column}: {best} ({metric.text(means[best])})")
-    return f"Best {metric} by number of steps: {'; '.join(found)}."
-
-
-def _ranked(panel: Panel, metric: Metric) -> str:
-    """Lines with their means over the columns that all of them have."""
-    columns = zip(*(line.values[metric] for line in panel.lines), strict=True)
-    whole = [i for i, column in enumerate(columns) if None not in column]
-    if not whole:
-        return "no column is complete yet"
-    means = {line.name: _mean(line.values[metric][i] for i in whole) for line in panel.lines}
-    order = sorted(means, key=lambda name: -metric.sign * means[name])
-    return ", ".join(f"{name} {metric.text(means[name])}" for name in order)
-
-
 def _interval(gap: Estimate, metric: Metric) -> str:
     text = f"a difference of {metric.text(gap.mean, '+')}{' points' * metric.percent}"
     if gap.half is None:
@@ -291,10 +172,79 @@ def _interval(gap: Estimate, metric: Metric) -> str:
     return f"{text} (95 % interval {low} to {high}, {gap.n} seeds)"
 
 
-def _mean_of(line: Line, metric: Metric) -> str:
-    return metric.text(_mean(line.values[metric]), "+")
+def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
+    """How settings were chosen, and whose best lay at the end of what was tried."""
+    factors = search_factors(study.tune)
+    alone = sum(factor["optimizer.lr"] == 1 for factor in factors)
+    further = f", {len(factors) - alone} in learning rate and weight decay too" if alone < len(factors) else ""
+    says = [
+        f"Every method has the best of the same {study.tune} trials under each condition, by the NLL of held-out "
+        f"training images: {alone} differ in length alone{further}."
+    ]
+    for name, what in (("epochs", "longest training"), ("optimizer.lr", "highest learning rate")):
+        if len({factor[name] for factor in factors}) == 1:
+            continue
+        ends = [
+            f"{method} ({condition}, {best.settings[name]:g})"
+            for (method, condition), best in choose(trials).items()
+            if best.settings[name]
+            == max(t.settings[name] for t in trials if (t.method, t.condition) == (method, condition))
+        ]
+        if ends:
+            says.append(f"Best at the {what} that was tried, so more may be better: {'; '.join(ends)}.")
+    return says
 
 
-def _mean(values: Iterable[Estimate | None]) -> float:
-    found = [x.mean for x in values if x is not None]
-    return sum(found) / len(found)
+# What answers are worth, counted in members of a deep ensemble of standard classifiers
+
+
+def _on_ensembles(rows: Rows) -> list[str]:
+    """A sentence per deep ensemble and condition on what DiDiCM, and several views, are worth there."""
+    ensembles = {str(row.method): row.method for row in rows if row.method.baseline and row.method.members > 1}
+    says = []
+    for ensemble, condition in [(e, c) for e in ensembles.values() for c in rows.conditions()]:
+        there = rows.select(condition=condition)
+        members = Rows(row for row in there if str(row.method) == str(ensemble))
+        told = []
+        for entry in there.entries():
+            if entry.method.members == 1 and not (entry.method.baseline and entry.sampler == ONE_CALL):
+                told += [f"{entry} is {value}" for value in _worth_of(there.select(entry), members)]
+        if told:
+            where = f"Under {condition}, by NLL, where an ensemble has up to {ensemble.members} members"
+            says.append(f"{where} ({ensemble}): {'; '.join(told)}.")
+    return says
+
+
+def worth(nll: float, curve: Mapping[int, float]) -> float:
+    """How many members reach an NLL, given that of 1 to N: 0 if one is better already, infinite if all are worse.
+
+    Linear between the last number of members that is worse and the first that is not: however noisy the curve, a
+    lower NLL is never worth less.
+    """
+    if nll > curve[1]:
+        return 0.0
+    enough = next((n for n in sorted(curve) if curve[n] <= nll), None)
+    if enough is None:
+        return math.inf
+    if enough == 1:
+        return 1.0
+    before = max(n for n in curve if n < enough)
+    return before + (enough - before) * (curve[before] - nll) / (curve[before] - curve[enough])
+
+
+def _worth_of(answers: Rows, members: Rows) -> list[str]:
+    """In words, over the seeds in common, with a temperature where all have one; nothing without such seeds."""
+    seeds = {row.run.seed for row in answers} & {row.run.seed for row in members}
+    answers, members = (Rows(row for row in side if row.run.seed in seeds) for side in (answers, members))
+    metric = SCALED_NLL if all(row.value(SCALED_NLL) is not None for row in (*answers, *members)) else NLL
+    by_count: dict[int, Rows] = {}
+    for row in members:  # each is called once
+        by_count.setdefault(int(row.measured.calls), Rows()).append(row)
+    curve = {n: x.mean for n, counted in by_count.items() if (x := counted.estimate(metric))}
+    nll = answers.estimate(metric)
+    if nll is None or 1 not in curve:
+        return []
+    found = worth(nll.mean, curve)
+    if found < 1:
+        return ["worth less than one standard classifier"]
+    return ["worth more than all of them" if math.isinf(found) else f"worth an ensemble of {found:.1f}"]

@@ -8,9 +8,8 @@ from didicm.errors import UserError
 from didicm.evaluation.store import load_posteriors
 from didicm.experiments import execute
 from didicm.experiments.execute import prepare
-from didicm.experiments.forecast import forecast
 from didicm.experiments.results import read_results
-from didicm.experiments.run import run_study
+from didicm.experiments.run import forecast, run_study
 from didicm.report.records import Entry
 
 BASELINES = {

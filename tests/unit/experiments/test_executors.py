@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from didicm.errors import UserError
-from didicm.experiments.clusters import Job, is_running
 from didicm.experiments.execute import main as train_as_one_of_several
 from didicm.experiments.execute import prepare, read_run, write_run
-from didicm.experiments.executors import gpu_shares, make_executor
+from didicm.experiments.executors import Job, gpu_shares, is_running, make_executor
 from didicm.experiments.measure import measure
 from didicm.experiments.results import RESULTS, read_results
 from didicm.experiments.run import run_study

@@ -2,8 +2,7 @@
 
 import pytest
 
-from didicm.experiments.forecast import forecast
-from didicm.experiments.run import plan_runs
+from didicm.experiments.run import forecast, plan_runs
 from didicm.experiments.study_file import make_study
 from didicm.experiments.tune import trials_of
 

@@ -5,8 +5,8 @@ import pytest
 
 from didicm.experiments.results import Measurement
 from didicm.experiments.spec import Condition, Method
-from didicm.report.ensembles import worth
 from didicm.report.figures import calls_against_quality
+from didicm.report.verdict import worth
 
 HARD, EASY = Condition(16, 20), Condition(16, 200)
 STANDARD = {"method": "standard"}

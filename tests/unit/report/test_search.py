@@ -7,9 +7,10 @@ import pytest
 from didicm.experiments.results import Trial, append_result, read_plan, write_plan
 from didicm.experiments.spec import Condition
 from didicm.report import html
-from didicm.report.html import write_report
-from didicm.report.search import length_curves, on_search, read_search, search_table
-from didicm.report.verdict import verdict
+from didicm.report.figures import length_curves
+from didicm.report.html import read_search, write_report
+from didicm.report.tables import search_table
+from didicm.report.verdict import on_search, verdict
 
 EASY, HARD = Condition(14, 0.05), Condition(7, 0.05)
 # Held-out NLL by condition and method; trials are (epochs, NLL).
