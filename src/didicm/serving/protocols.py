@@ -18,11 +18,11 @@ from didicm.data.many_channels import MOST_CHANNELS
 from didicm.data.picture import Picture, from_pixels
 from didicm.errors import UserError
 from didicm.inference.prediction import Prediction
-from didicm.serving.engine import Question, check_pixels
+from didicm.serving.batching import Question
 from didicm.serving.security import Limits, RefusalError
 from didicm.serving.service import Service, Source
 from didicm.serving.tasks import INTERFACE_BYTES, Tasks, read_interface
-from didicm.serving.uploads import from_base64, make_options, read_json
+from didicm.serving.uploads import check_pixels, from_base64, make_options, read_json
 
 VERSION = version("didicm")
 LABEL_STUDIO_KEY = "LABEL_STUDIO_API_KEY"
@@ -92,7 +92,7 @@ def _outputs(images: int, classes: int) -> list[dict[str, Any]]:
 def _known(service: Service, name: str) -> Sequence[str]:
     if name not in service.models:
         raise RefusalError(404, f"there is no such model: ask for {' or '.join(service.models)}")
-    return service.models[name].engine.class_names
+    return service.models[name].model.class_names
 
 
 def _read_inference(content: Mapping[str, Any], limits: Limits) -> tuple[list[Source], Question, str | None]:
@@ -160,8 +160,7 @@ class LabelStudio:
         """Answers in the order of the tasks; one whose image cannot be read has an empty result."""
         interface = tasks.interface
         images = [partial(self._fetch, address) for address in tasks.addresses]
-        names = self.service.engine.class_names
-        results = []
+        names, results = self.service.models[self.service.name].model.class_names, []
         question = make_options({}, self.service.limits).question
         for answer in await self.service.answers(images, question):
             best = -1

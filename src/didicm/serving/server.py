@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from didicm.data.decode import image_formats
 from didicm.errors import UserError
+from didicm.inference.prediction import BasePredictor
 from didicm.serving import protocols
 from didicm.serving.security import Access, Guard, RefusalError
 from didicm.serving.service import Service, log
@@ -82,15 +83,16 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.Lab
 
     @app.get("/info", summary="The model, how it is asked, and the limits")
     async def info() -> dict[str, Any]:
-        models = {name: model.engine for name, model in service.models.items()}
+        def told(model: BasePredictor) -> dict[str, Any]:
+            coverage = None if model.rule is None else 1 - model.rule.alpha
+            rest = {"coverage": coverage, "trajectory": model.has_trajectory, "classes": model.class_names}
+            return {**model.describe(), **rest}
+
         return {
             "version": protocols.VERSION,
             "model": service.name,
             "baseline": service.baseline,
-            "models": {
-                name: {**engine.describe(), "trajectory": engine.has_trajectory, "classes": engine.class_names}
-                for name, engine in models.items()
-            },
+            "models": {name: told(served.model) for name, served in service.models.items()},
             "formats": image_formats(),
             "limits": {name: getattr(service.limits, name) for name in TOLD_LIMITS},
         }
