@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from glob import glob
-from importlib import import_module
 from inspect import signature
 from operator import attrgetter
 from pathlib import Path
@@ -277,8 +276,11 @@ class _ParsedError(Exception):
 
 def parse_only(argv: Sequence[str]) -> None:
     """Read the options of a command, and go no further."""
+    from didicm.cli.__main__ import find_command
+
     command, *options = argv
-    module = import_module(f"didicm.cli.{command.replace('-', '_')}")
+    carry_out = find_command(command)
+    module = sys.modules[carry_out.__module__]
     name = "resolve" if command == "train" else "parse"
     read = getattr(module, name)
 
@@ -288,7 +290,7 @@ def parse_only(argv: Sequence[str]) -> None:
 
     with mock.patch.object(module, name, parse):
         try:
-            module.main(options)
+            carry_out(options)
         except _ParsedError:
             return
     raise AssertionError(f"didicm {shlex.join(argv)} was not parsed")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from didicm import Sampler, UserError, load
-from didicm.cli import import_official
+from didicm.cli.models import import_official_main
 from didicm.official import read_official
 from tests.oracle.released import ReleasedNet, write_released
 
@@ -56,19 +56,19 @@ def test_the_command_writes_a_model_directory(released, tmp_path, capsys):
     path = write_released(tmp_path / "model.pth.tar", released)
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"class {i}" for i in range(11)) + "\n")
-    import_official.main([str(path), "--out", str(tmp_path / "model"), "--class-names", str(names)])
+    import_official_main([str(path), "--out", str(tmp_path / "model"), "--class-names", str(names)])
     assert "with 11 classes" in capsys.readouterr().out
     checkpoint = load(tmp_path / "model")
     assert checkpoint.class_names[10] == "class 10"
     assert checkpoint.transform["size"] == 112
     assert checkpoint.classifier(torch.randn(2, 3, 32, 32)).shape == (2, 11)
     with pytest.raises(UserError, match=r"already holds config\.json"):
-        import_official.main([str(path), "--out", str(tmp_path / "model")])
+        import_official_main([str(path), "--out", str(tmp_path / "model")])
 
 
 def test_it_samples_as_released_and_as_its_training_was_told(released, tmp_path, capsys):
     path = write_released(tmp_path / "usual.pth.tar", released)
-    import_official.main([str(path), "--out", str(tmp_path / "usual")])
+    import_official_main([str(path), "--out", str(tmp_path / "usual")])
     assert "--sampler.solver exact" in capsys.readouterr().out
     usual = load(tmp_path / "usual").classifier.sampler
     expected = {"method": "cp", "steps": 8, "solver": "official", "floor": False, "select": "argmin"}
@@ -129,7 +129,7 @@ def test_bad_files_get_one_sentence_and_write_nothing(released, tmp_path, capsys
         "none": "images that cannot be reproduced",
     }.items():
         with pytest.raises(UserError, match=says) as error:
-            import_official.main([str(tmp_path / f"{name}.pth.tar"), "--out", str(tmp_path / "out")])
+            import_official_main([str(tmp_path / f"{name}.pth.tar"), "--out", str(tmp_path / "out")])
         assert "\n" not in str(error.value)
         assert "weights_only" not in str(error.value)
         assert not (tmp_path / "out").exists()

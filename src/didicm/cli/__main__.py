@@ -3,13 +3,13 @@
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
 from io import TextIOWrapper
 
 from didicm.errors import UserError, did_you_mean, reason, torch_required
 
-# What each command does; its module here is named alike.
+# What each command does.
 COMMANDS = {
     "train": "train a classifier on your images; run it again to resume",
     "distill": "train a student that answers in one network call",
@@ -26,6 +26,15 @@ COMMANDS = {
     "compare": "compare DiDiCM with standard classifiers on your images: report.html",
     "study": "run one of the paper's studies or ours, next to the published numbers",
     "demo": "compare them in minutes, on images that ship with this package",
+}
+# A command's module here is named alike and has a `main`, but for those that share the module of another.
+SHARED = {
+    "distill": "train",
+    "study": "compare",
+    "import-official": "models",
+    "ensemble": "models",
+    "export": "models",
+    "push": "models",
 }
 
 
@@ -62,7 +71,16 @@ def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         raise UserError(f"there is no command {command!r}: {did_you_mean(command, COMMANDS)}")
     with torch_required(f"didicm {command}"):
-        return int(import_module(f"didicm.cli.{command.replace('-', '_')}").main(arguments))
+        return find_command(command)(arguments)
+
+
+def find_command(command: str) -> Callable[[list[str]], int]:
+    """The function that carries out a command: it takes the arguments and returns the exit code."""
+    name, function = command.replace("-", "_"), "main"
+    if command in SHARED:
+        name, function = SHARED[command], f"{name}_main"
+    found: Callable[[list[str]], int] = getattr(import_module(f"didicm.cli.{name}"), function)
+    return found
 
 
 def _help() -> str:

@@ -1,8 +1,11 @@
-"""`didicm compare`: is DiDiCM better than a standard classifier on these images, and at what cost?"""
+"""`didicm compare`: is DiDiCM better than a standard classifier on these images, and at what cost?
+
+`didicm study` runs the paper's studies and ours, from YAML files, with the published numbers beside ours.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from didicm.experiments.forecast import forecast, usual_tflops
 from didicm.experiments.results import RESULTS
 from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import Study, Trials
-from didicm.experiments.study_file import METHODS, compare_study
+from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study
 from didicm.experiments.tune import trials_of
 from didicm.progress import duration
 from didicm.report.html import Report, write_report
@@ -169,6 +172,55 @@ def compare(
         study, out, data=data, executor=executor, jobs=jobs, cluster=cluster, command=command, console=console
     )
     return write_report(out)
+
+
+@dataclass(frozen=True)
+class NamedStudyOptions(StudyOptions):
+    """Run a study, from a YAML file or one of those that ship.
+
+    Args:
+        name: one of the studies, or a YAML file; without it they are listed
+        data: where the images are; by default where the study says
+        out: folder for studies and models
+        seeds: trainings per method and condition; by default as many as the study says
+    """
+
+    name: str = ""
+    data: str | None = None
+    out: Path = Path("studies")
+    seeds: Few | None = None
+
+
+def study_main(argv: list[str]) -> int:
+    """Run what is left of the study, then print and write what it shows; without a name, list the studies."""
+    text = (
+        f"Run a study from a YAML file, or one of these: {', '.join(list_studies())}. Those on ImageNet are as in "
+        "the paper, those for the CPU take minutes to hours; without a name, the question of each is listed. "
+        "Run it again to resume. Studies in the same --out share the networks that they have in common."
+    )
+    options = parse(argv, NamedStudyOptions, command="study", description=text, positional=["name"])
+    console = SafeConsole(soft_wrap=True)
+    if not options.name:
+        for name in list_studies():
+            console.print(f"{name:22}{load_study(name).question}")
+        return 0
+    study = load_study(options.name)
+    if options.tune is not None:
+        study = replace(study, tune=options.tune)
+    out = options.out / study.name
+    asked: dict[str, Any] = {"data": options.data, "seeds": options.seeds, "settings": options.settings}
+    if options.dry_run:
+        show_plan(study, out, options, console, **asked)
+        return 0
+    if not options.report_only:
+        asked |= {
+            "trainings": options.out,
+            "command": "didicm study " + " ".join(map(quoted, argv)),
+            **options.execution,
+        }
+        run_study(study, out, console=console, **asked)
+    show_report(write_report(out), console)
+    return 0
 
 
 def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, **asked: Any) -> None:

@@ -95,6 +95,9 @@ def open_model(options: ServeOptions, console: Console) -> BasePredictor:
     named = "" if options.run.endswith(SUFFIX) else f"{model_name(options.run)}: "
     console.print(f"{named}{predictor.note}")
     if options.compile:
+        from didicm.inference.predictor import Predictor  # it needs PyTorch, and exported models do without
+
+        assert isinstance(predictor, Predictor)
         predictor.warm_up(options.batch_size)
     return predictor
 

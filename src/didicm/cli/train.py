@@ -1,9 +1,12 @@
-"""`didicm train`: from images to a model, in one command that can be stopped and resumed at any time."""
+"""`didicm train`: from images to a model, in one command that can be stopped and resumed at any time.
+
+`didicm distill` trains a student that says in one network call what its teacher says in many.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -26,7 +29,7 @@ from didicm.training.devices import make_fabric, works_behind
 from didicm.training.loop import CONFIG, HELD, train
 from didicm.training.state import BEST, LAST, SNAPSHOTS, STATE, has_state, load_state
 from didicm.training.tracking import METRICS
-from didicm.values import flatten, override, setting_types
+from didicm.values import coerce, flatten, override, setting_types
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,58 @@ def main(argv: list[str]) -> int:
     options = TrainOptions(**{name: given.pop(name) for name in setting_types(TrainOptions) if name in given})
     names = stated(options, given)
     return carry_out(resolve(options, given), names, dry_run=options.dry_run, extend=options.extend)
+
+
+@dataclass(frozen=True)
+class DistillOptions(TrainOptions):
+    """What is no setting of the student's training.
+
+    Args:
+        student: same (the teacher's own network, started from its weights and asked once without a label) or
+            standard (a standard classifier on the same trunk)
+    """
+
+    student: Literal["same", "standard"] = "same"
+
+
+def distill_main(argv: list[str]) -> int:
+    """Train a student on its teacher's posteriors; a training like any other, which resumes."""
+    own = setting_types(DistillOptions)
+    given, rest = read_flags(argv, {**own, **setting_types(TrainConfig)}, "distill")
+    if given.get("help"):
+        text = (
+            "Train a student that says in one network call what RUN, its teacher, says in many: its targets are "
+            "the teacher's posteriors of augmented and mixed training images. Settings are those of RUN, unless "
+            "others are given. Run it again on the same --out to resume."
+        )
+        print(show_help("distill RUN", text, DistillOptions, TrainConfig))
+        return 0
+    if len(rest) != 1:
+        raise UserError("didicm distill needs RUN, the teacher: a run, a model directory, or hf://owner/name")
+    options = DistillOptions(
+        **{name: coerce(given.pop(name), kind, f"--{name}") for name, kind in own.items() if name in given}
+    )
+    config = student_settings(rest[0], options, given)
+    names = [name for name in flatten(config) if name in given or name in ("teacher", "method")]
+    return carry_out(config, names, dry_run=options.dry_run, extend=options.extend)
+
+
+def student_settings(teacher: str, options: DistillOptions, given: Mapping[str, Any]) -> TrainConfig:
+    """Settings of the student: the teacher's own, or for a teacher that is no run those of a recipe or a file."""
+    of_run, same = holds_run(Path(teacher)), options.student == "same"
+    if not of_run and options.recipe is None and options.config is None:
+        raise UserError(
+            f"{teacher} is not a run whose settings a student could take: add --recipe or --config, and --data"
+        )
+    base = read_config(Path(teacher) / CONFIG) if of_run else resolve(options, {})
+    changes: dict[str, Any] = {"teacher": teacher, "out": ""}
+    if of_run:
+        changes["model_args"] = {"weights": teacher if same else None}
+    if same and base.method == "diffusion":
+        changes |= {"mask": 1.0, "sampler.method": "readout", "sampler.views": 1}
+    else:
+        changes |= {"method": "standard", "objective": "cross-entropy"}
+    return override(base, changes, given)
 
 
 def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = False, extend: bool = False) -> int:

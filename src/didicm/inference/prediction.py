@@ -173,9 +173,6 @@ class BasePredictor(ABC):
         """Complain if the posterior does not come about step by step."""
         raise UserError(FIXED)
 
-    def warm_up(self, batch_size: int) -> None:
-        """Compile now what batches of up to this size need, while nobody waits; by default nothing."""
-
     @overload
     def __call__(
         self, images: list[Any] | tuple[Any, ...], *, trajectory: bool = ..., batch_size: int = ...

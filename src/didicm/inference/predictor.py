@@ -98,6 +98,7 @@ class Predictor(BasePredictor):
         return predictor
 
     def warm_up(self, batch_size: int) -> None:
+        """Compile now what batches of up to this size need, while nobody waits."""
         transform = self.model.transform
         while batch_size:
             self.predict_batch(torch.zeros(batch_size, transform.channels, transform.size, transform.size))

@@ -8,7 +8,7 @@ import torch
 import didicm
 from didicm import Ensemble, StandardClassifier
 from didicm.cli.__main__ import main
-from didicm.cli.distill import DistillOptions, student_settings
+from didicm.cli.train import DistillOptions, student_settings
 from didicm.evaluation.stored import open_model
 from didicm.training import loop
 

@@ -99,9 +99,7 @@ def test_an_upload_is_answered_and_the_slider_walks_its_steps(visit, address, mo
     rows = shown(page)
     assert [row[0] for row in rows] == [name for name, _ in expected.classes[:5]]
     assert rows[0][-1] == f"{100 * expected.classes[0][1]:.1f} %"
-    assert [row[0] for row in shown(page, "plain")] == [
-        name for name, _ in models["plain"](path).classes[:5]
-    ]
+    assert [row[0] for row in shown(page, "plain")] == [name for name, _ in models["plain"](path).classes[:5]]
     region = page.get_by_role("region", name="shoes")
     assert expected.unlike_training  # no shoe: no set would hold the truth
     expect(region.get_by_role("definition").nth(1)).to_contain_text("do not rely on these probabilities")
