@@ -11,6 +11,7 @@ from rich.table import Table
 
 from didicm.checkpoint import CONFIG, WEIGHTS, save
 from didicm.cli.flags import parse
+from didicm.cli.options import right
 from didicm.data import EvalTransform
 from didicm.errors import UserError, reason
 from didicm.evaluation.stored import ensemble, open_model
@@ -46,9 +47,7 @@ class ModelsOptions:
 def main(argv: list[str]) -> int:
     """Print one line per network."""
     options = parse(argv, ModelsOptions, command="models")
-    table = Table("model", "parameters", "one call", f"{options.steps} calls", "kind")
-    for column in table.columns[1:4]:
-        column.justify = "right"
+    table = Table("model", *right("parameters", "one call", f"{options.steps} calls"), "kind")
     for name in list_models():
         with torch.device("meta"):  # shapes are enough to count
             model = create_model(name, num_classes=options.classes, in_chans=options.channels)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
+from rich.table import Column
 
 from didicm.errors import UserError
 from didicm.inference.onnx import SUFFIX, OnnxPredictor
@@ -117,6 +118,11 @@ def hint_corruption(model: "StoredModel", corruption: str | None, console: Conso
     if trained is not None and trained.corrupt_eval and corruption is None:
         same = f"--corruption {quoted(trained.corrupt_eval)}"
         console.print(f"note: training validated on corrupted images: {same} does the same")
+
+
+def right(*headers: str) -> list[Column]:
+    """Columns of numbers."""
+    return [Column(header, justify="right") for header in headers]
 
 
 def percent(value: float) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from didicm.cli.flags import parse
-from didicm.cli.options import WORKERS, ModelOptions
+from didicm.cli.options import WORKERS, ModelOptions, right
 from didicm.cli.predictions import draw, read_batches, show, tell_rows, to_line
 from didicm.data.listing import ImageRef, list_images
 from didicm.errors import UserError
@@ -211,9 +211,7 @@ def show_estimate(options: PredictOptions, predictor: BasePredictor, console: Co
     """Measure a few hundred images, and show what a million and a billion would take."""
     writer = RowWriter(Parts(options.out or Path("rows"), options.format).format, predictor.class_names)
     found = estimate_bulk(predictor, list_images(options.images, _standard_input()), writer, options.settings)
-    table = Table("images", "files", "size", *(count(n, "device") for n in DEVICES))
-    for column in table.columns:
-        column.justify = "right"
+    table = Table(*right("images", "files", "size", *(count(n, "device") for n in DEVICES)))
     for name, images in (("a million", 10**6), ("a billion", 10**9)):
         times = (duration(found.seconds(images, options.workers, n)) for n in DEVICES)
         table.add_row(name, f"{found.files(images):,}", f"{found.bytes(images) / 10**9:,.1f} GB", *times)

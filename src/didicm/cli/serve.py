@@ -55,10 +55,9 @@ def main(argv: list[str]) -> int:
     """Serve until stopped."""
     options = parse(argv, ServeOptions, command="serve", positional=["run"])
     try:
-        from didicm.serving.examples import find_examples
         from didicm.serving.security import Limits, find_access
         from didicm.serving.server import create_app, open_socket, run
-        from didicm.serving.service import Service
+        from didicm.serving.service import Service, find_examples
     except ModuleNotFoundError as error:
         raise UserError(f'didicm serve needs {error.name}: pip install "didicm[serve]"') from error
     megabyte = 2**20

@@ -3,10 +3,11 @@
 `didicm distill` trains a student that says in one network call what its teacher says in many.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -31,6 +32,8 @@ from didicm.training.state import BEST, LAST, SNAPSHOTS, STATE, has_state, load_
 from didicm.training.tracking import METRICS
 from didicm.values import coerce, flatten, override, setting_types
 
+Options = TypeVar("Options", bound="TrainOptions")
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -51,17 +54,13 @@ class TrainOptions:
 
 def main(argv: list[str]) -> int:
     """Train, resume, or with --dry-run say what would happen."""
-    given, rest = read_flags(argv, {**setting_types(TrainOptions), **setting_types(TrainConfig)}, "train")
-    if given.get("help"):
-        text = (
-            "Train a diffusion or standard classifier. Run it again on the same --out to resume. "
-            f"Recipes: {', '.join(recipes())}."
-        )
-        print(show_help("train", text, TrainOptions, TrainConfig))
-        return 0
+    text = (
+        "Train a diffusion or standard classifier. Run it again on the same --out to resume. "
+        f"Recipes: {', '.join(recipes())}."
+    )
+    options, given, rest = read_settings(argv, TrainOptions, "train", text)
     if rest:
         raise UserError(f"didicm train does not take {rest[0]!r}: see didicm train --help")
-    options = TrainOptions(**{name: given.pop(name) for name in setting_types(TrainOptions) if name in given})
     names = stated(options, given)
     return carry_out(resolve(options, given), names, dry_run=options.dry_run, extend=options.extend)
 
@@ -80,21 +79,14 @@ class DistillOptions(TrainOptions):
 
 def distill_main(argv: list[str]) -> int:
     """Train a student on its teacher's posteriors; a training like any other, which resumes."""
-    own = setting_types(DistillOptions)
-    given, rest = read_flags(argv, {**own, **setting_types(TrainConfig)}, "distill")
-    if given.get("help"):
-        text = (
-            "Train a student that says in one network call what RUN, its teacher, says in many: its targets are "
-            "the teacher's posteriors of augmented and mixed training images. Settings are those of RUN, unless "
-            "others are given. Run it again on the same --out to resume."
-        )
-        print(show_help("distill RUN", text, DistillOptions, TrainConfig))
-        return 0
+    text = (
+        "Train a student that says in one network call what RUN, its teacher, says in many: its targets are "
+        "the teacher's posteriors of augmented and mixed training images. Settings are those of RUN, unless "
+        "others are given. Run it again on the same --out to resume."
+    )
+    options, given, rest = read_settings(argv, DistillOptions, "distill RUN", text)
     if len(rest) != 1:
         raise UserError("didicm distill needs RUN, the teacher: a run, a model directory, or hf://owner/name")
-    options = DistillOptions(
-        **{name: coerce(given.pop(name), kind, f"--{name}") for name, kind in own.items() if name in given}
-    )
     config = student_settings(rest[0], options, given)
     names = [name for name in flatten(config) if name in given or name in ("teacher", "method")]
     return carry_out(config, names, dry_run=options.dry_run, extend=options.extend)
@@ -116,6 +108,19 @@ def student_settings(teacher: str, options: DistillOptions, given: Mapping[str, 
     else:
         changes |= {"method": "standard", "objective": "cross-entropy"}
     return override(base, changes, given)
+
+
+def read_settings(
+    argv: Sequence[str], kind: type[Options], usage: str, description: str
+) -> tuple[Options, dict[str, Any], list[str]]:
+    """Options of a command that trains, settings of its run, and what has no name; --help shows them and exits."""
+    own = setting_types(kind)
+    given, rest = read_flags(argv, {**own, **setting_types(TrainConfig)}, usage.partition(" ")[0])
+    if given.get("help"):
+        print(show_help(usage, description, kind, TrainConfig))
+        sys.exit(0)
+    asked = {name: coerce(given.pop(name), its, f"--{name}") for name, its in own.items() if name in given}
+    return kind(**asked), given, rest
 
 
 def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = False, extend: bool = False) -> int:
@@ -173,7 +178,7 @@ def resolve(options: TrainOptions, given: Mapping[str, Any]) -> TrainConfig:
     base = TrainConfig()
     if options.recipe is not None:
         base = load_recipe(options.recipe, given.get("method", "diffusion"))
-    return override(base, read_yaml(Path(options.config)) if options.config else {}, given)
+    return override(base, read_yaml(options.config) if options.config else {}, given)
 
 
 def stated(options: TrainOptions, given: Mapping[str, Any]) -> list[str]:

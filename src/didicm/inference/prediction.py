@@ -203,7 +203,9 @@ class BasePredictor(ABC):
         if trajectory:
             self.check_trajectory()
         found = self.answers(images, trajectory=trajectory)
-        outliers = [(None, None)] * len(found.probs) if found.outliers is None else found.outliers.pairs()
+        outliers: list[Any] = [(None, None)] * len(found.probs)
+        if found.outliers is not None:
+            outliers = list(zip(*(values.tolist() for values in found.outliers), strict=True))
         return [
             Prediction.of(
                 row,

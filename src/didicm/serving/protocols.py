@@ -15,14 +15,14 @@ import numpy as np
 from fastapi import FastAPI, Request
 
 from didicm.data.many_channels import MOST_CHANNELS
-from didicm.data.picture import Picture, from_pixels
+from didicm.data.picture import from_pixels
 from didicm.errors import UserError
 from didicm.inference.prediction import Prediction
 from didicm.serving.batching import Question
 from didicm.serving.security import Limits, RefusalError
 from didicm.serving.service import Service, Source
 from didicm.serving.tasks import INTERFACE_BYTES, Tasks, read_interface
-from didicm.serving.uploads import check_pixels, from_base64, make_options, read_json
+from didicm.serving.uploads import from_base64, make_options, read_json
 
 VERSION = version("didicm")
 LABEL_STUDIO_KEY = "LABEL_STUDIO_API_KEY"
@@ -129,16 +129,8 @@ def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
             raise RefusalError(
                 400, "the data of a UINT8 tensor must be as many numbers as its shape says"
             ) from error
-        return [_checked(from_pixels(array), limits) for array in pixels]
+        return [from_pixels(array) for array in pixels]
     raise RefusalError(400, "the tensor must be BYTES of shape (N), or UINT8 of shape (N, H, W, channels)")
-
-
-def _checked(image: Picture, limits: Limits) -> Source:
-    try:
-        check_pixels(image, limits.pixels)
-    except UserError as error:
-        return error
-    return image
 
 
 # Label Studio
@@ -161,15 +153,12 @@ class LabelStudio:
         interface = tasks.interface
         images = [partial(self._fetch, address) for address in tasks.addresses]
         names, results = self.service.models[self.service.name].model.class_names, []
-        question = make_options({}, self.service.limits).question
-        for answer in await self.service.answers(images, question):
-            best = -1
-            if isinstance(answer, Prediction):
-                known = [k for k, name in enumerate(names) if not interface.allowed or name in interface.allowed]
-                best = max(known, key=lambda k: float(answer.probs[k]), default=-1)
-            if not isinstance(answer, Prediction) or best < 0:
+        offered = [k for k, name in enumerate(names) if not interface.allowed or name in interface.allowed]
+        for answer in await self.service.answers(images, Question()):
+            if not isinstance(answer, Prediction) or not offered:
                 results.append({"result": [], "score": 0.0, "model_version": self.service.name})
                 continue
+            best = max(offered, key=lambda k: float(answer.probs[k]))
             choice = {
                 "from_name": interface.choices,
                 "to_name": interface.image,

@@ -1,17 +1,25 @@
-"""From uploaded bytes to answers: decode in a few threads, ask the models in batches, word the answers."""
+"""From uploaded bytes to answers: decode in a few threads, ask the models in batches, word the answers.
+
+Here too are the images that the page offers.
+"""
 
 import asyncio
+import io
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
+from itertools import chain, groupby, zip_longest
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from PIL import Image
 
 from didicm.data.picture import Picture
 from didicm.errors import UserError
@@ -21,13 +29,16 @@ from didicm.inference.prediction import BasePredictor, Prediction, entropy
 from didicm.serving.batching import Batcher, Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import Limits, RefusalError
-from didicm.serving.uploads import Options, load_pixels, open_upload
+from didicm.serving.uploads import Options, check_pixels, load_pixels, open_upload
 
 log = logging.getLogger("didicm.serving")
 
 LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are decoded one at a time: they take memory
 
 FETCHED = 4  # images from elsewhere that are in memory at once, before they are decoded
+
+MOST_EXAMPLES = 12
+DRAWN = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP")  # by all browsers
 
 Source: TypeAlias = bytes | Picture | UserError  # an upload, its pixels, or why there are none
 Fetch: TypeAlias = partial[Source]  # waits for an upload from elsewhere
@@ -142,6 +153,7 @@ def read_image(model: BasePredictor, image: Source, limits: Limits) -> Any:
             image = open_upload(image, limits.pixels)
         if isinstance(image, UserError):
             return image
+        check_pixels(image, limits.pixels)
         with ONE_LARGE if image.width * image.height > LARGE else nullcontext():
             return model.read(load_pixels(image))
     except UserError as error:
@@ -171,4 +183,56 @@ def describe(
             {"time": max(time, 0.0), "entropy": entropy(state.tolist()), "probabilities": state[best].tolist()}
             for (time, _), state in zip(path, states[1:], strict=True)
         ]
+    return found
+
+
+def find_examples(folder: Path | None, class_names: Sequence[str], limits: Limits) -> list[Example]:
+    """At most a dozen images of a folder, or of those that ship with us if the classes are theirs."""
+    if folder is None:
+        return _shipped(class_names)
+    if not folder.is_dir():
+        raise UserError(f"--examples {folder} is no folder: give one with a few images")
+    found: list[Example] = []
+    for path in _in_turn(folder):
+        try:
+            if path.stat().st_size > limits.upload_bytes:  # the page could not send it
+                continue
+            data = path.read_bytes()
+            kind = load_pixels(open_upload(data, limits.pixels)).format
+        except (OSError, UserError):
+            continue  # a folder of images may hold other files
+        if kind not in DRAWN:
+            continue
+        found.append(Example(path.stem, data, Image.MIME[kind]))
+        if len(found) == MOST_EXAMPLES:
+            break
+    if not found:
+        kinds = f"{', '.join(DRAWN[:-1])} or {DRAWN[-1]}"
+        raise UserError(
+            f"--examples {folder} holds no image that a page can show: give a folder with a few {kinds}"
+        )
+    return found
+
+
+def _in_turn(folder: Path) -> Iterator[Path]:
+    """The first file of every folder, then the second, and so on: classes often have a folder each."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    folders = groupby(sorted(files, key=lambda path: (path.parent, path.name)), key=lambda path: path.parent)
+    turns = zip_longest(*(list(inside) for _, inside in folders))
+    return (path for path in chain.from_iterable(turns) if path is not None)
+
+
+def _shipped(class_names: Sequence[str]) -> list[Example]:
+    """The first test image of each class of fashion-mini, which a model trained on it has never seen."""
+    shipped = resources.files("didicm.data") / "fashion_mini.npz"
+    with shipped.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        names = [str(name) for name in file["class_names"]]
+        if sorted(names) != sorted(class_names):
+            return []
+        images, labels = file["x_test"], file["y_test"]
+    found = []
+    for k, name in enumerate(names[:MOST_EXAMPLES]):
+        buffer = io.BytesIO()
+        Image.fromarray(images[int(np.argmax(labels == k))]).save(buffer, "PNG")
+        found.append(Example(name, buffer.getvalue(), "image/png"))
     return found

@@ -11,8 +11,8 @@ from didicm.data import EvalTransform, open_data
 from didicm.data.decode import image_formats
 from didicm.evaluation.fitting import calibrate
 from didicm.inference.predictor import Predictor
-from didicm.serving.examples import find_examples
 from didicm.serving.security import Access, Limits
+from didicm.serving.service import find_examples
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 1_200_000  # milliseconds
