@@ -88,7 +88,7 @@ class Batcher:
             if batch:
                 self._metrics.batch(len(batch))
                 for item, result in zip(batch, self._ask(batch), strict=True):
-                    _deliver(item.future, result)
+                    item.future.get_loop().call_soon_threadsafe(_settle, item.future, result)
 
     def _next(self) -> list[Waiting]:
         """Those who wait longest and ask what the first one asks."""
@@ -119,13 +119,10 @@ class Batcher:
             return [self._ask([item])[0] for item in batch]  # one of them is at fault: the others must not suffer
 
 
-def _deliver(future: "asyncio.Future[Prediction]", result: Prediction | BaseException) -> None:
-    def settle() -> None:
-        if future.done():  # its client has gone
-            return
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    future.get_loop().call_soon_threadsafe(settle)
+def _settle(future: "asyncio.Future[Prediction]", result: Prediction | BaseException) -> None:
+    if future.done():  # its client has gone
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

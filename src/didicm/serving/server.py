@@ -21,7 +21,7 @@ from didicm.data.decode import image_formats
 from didicm.errors import UserError
 from didicm.inference.prediction import BasePredictor
 from didicm.serving import protocols
-from didicm.serving.security import Access, Guard, RefusalError
+from didicm.serving.security import Access, Guard, RefusalError, refuse
 from didicm.serving.service import Service, log
 from didicm.serving.uploads import read_upload
 
@@ -55,7 +55,7 @@ def create_app(service: Service, access: Access, *, label_studio: str | None = N
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        exception_handlers={RefusalError: _refuse, HTTPException: _refuse_http, Exception: _fail},
+        exception_handlers={HTTPException: _refuse, Exception: _fail},
     )
     guard = Guard(app, limits=service.limits, access=access, metrics=service.metrics, free={*PAGE, *HEALTH})
     studio = protocols.LabelStudio(service, label_studio)
@@ -128,13 +128,8 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusalError)
-    return error.response()
-
-
-async def _refuse_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    return refuse(error)
 
 
 async def _fail(_: Request, error: Exception) -> Response:

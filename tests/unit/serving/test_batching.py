@@ -82,7 +82,7 @@ def test_more_than_may_wait_is_refused_as_a_whole(echo):
     async def work(batcher):
         with pytest.raises(RefusalError) as refused:
             await batcher.predict(range(11), Question())
-        assert refused.value.status == 503
+        assert refused.value.status_code == 503
         assert batcher.waiting == 0
         echo.open.set()
         return await batcher.predict(range(10), Question())
