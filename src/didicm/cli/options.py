@@ -57,8 +57,8 @@ class ModelOptions:
             return OnnxPredictor.load(self.run, self.device, **asked)
         from didicm.inference.predictor import Predictor
 
-        asked |= {"calibrated": self.calibration, "size": self.size, **self.sampler}
-        return Predictor.load(self.run, self.device, optimize=self.optimize, compile=self.compile, **asked)
+        asked |= {"calibrated": self.calibration, "optimize": self.optimize, "compile": self.compile}
+        return Predictor.load(self.run, self.device, **{**self.sampler, **asked, "size": self.size})
 
 
 @dataclass(frozen=True)

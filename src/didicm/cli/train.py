@@ -119,7 +119,9 @@ def read_settings(
     if given.get("help"):
         print(show_help(usage, description, kind, TrainConfig))
         sys.exit(0)
-    asked = {name: coerce(given.pop(name), its, f"--{name}") for name, its in own.items() if name in given}
+    asked = {}
+    for name in [name for name in own if name in given]:
+        asked[name] = coerce(given.pop(name), own[name], f"--{name.replace('_', '-')}")
     return kind(**asked), given, rest
 
 
