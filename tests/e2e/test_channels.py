@@ -9,7 +9,6 @@ from didicm.cli.__main__ import main
 from didicm.evaluation.assess import evaluate_shift
 from didicm.inference.onnx import OnnxPredictor
 from didicm.inference.predictor import Predictor
-from didicm.serving.engine import Engine
 from didicm.serving.security import Limits
 from didicm.serving.service import read_image
 from tests.oracle.tiff import tiff_bytes
@@ -80,12 +79,12 @@ def test_one_image_many_images_and_an_exported_model_say_the_same(run, folder, w
 
 
 def test_a_server_reads_arrays_and_tiffs(run, folder):
-    engine = Engine(Predictor.load(run))
+    predictor = Predictor.load(run)
     for suffix in ("npy", "tif"):
         path = next(folder.rglob(f"*.{suffix}"))
-        seen = read_image(engine, path.read_bytes(), Limits())
-        assert seen.equal(engine.predictor.read(path))
-    told = read_image(engine, b"\x93NUMPY\x01\x00 nothing", Limits())
+        seen = read_image(predictor, path.read_bytes(), Limits())
+        assert seen.equal(predictor.read(path))
+    told = read_image(predictor, b"\x93NUMPY\x01\x00 nothing", Limits())
     assert "header of the array is damaged" in str(told)
 
 

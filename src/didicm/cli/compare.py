@@ -114,7 +114,8 @@ class CompareOptions(StudyOptions):
     def grid(self) -> dict[str, Any]:
         """What is compared, as arguments of `compare_study`."""
         axes = ("methods", "resolutions", "fractions", "corruptions", "label_noises")
-        return {name: getattr(self, name) for name in (*axes, "seeds", "recipe", "settings")}
+        grid = {name: getattr(self, name) for name in (*axes, "seeds", "recipe", "settings")}
+        return {**grid, "tune": self.tune or 0}
 
 
 def main(argv: list[str]) -> int:
@@ -126,13 +127,12 @@ def main(argv: list[str]) -> int:
     elif not options.data:
         raise UserError("no --data: say where the images are")
     elif options.dry_run:
-        study = compare_study(**options.grid, tune=options.tune or 0)
-        show_plan(study, options.out, options, console, data=options.data)
+        show_plan(compare_study(**options.grid), options.out, options, console, data=options.data)
         return 0
     else:
         command = " ".join(["didicm compare", *map(quoted, argv)])
         run = {"command": command, "console": console, **options.execution}
-        report = compare(options.data, options.out, **options.grid, tune=options.tune or 0, **run)
+        report = compare(options.data, options.out, **options.grid, **run)
     show_report(report, console)
     return 0
 

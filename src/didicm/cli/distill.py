@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from didicm.cli.flags import read_flags, show_help
-from didicm.cli.train import TrainOptions, carry_out, holds_run, resolve
+from didicm.cli.train import TrainOptions, carry_out, holds_run, read_settings, resolve
 from didicm.errors import UserError
 from didicm.settings import TrainConfig, read_config
 from didicm.training.loop import CONFIG
-from didicm.values import coerce, flatten, override, setting_types
+from didicm.values import flatten, override
 
 
 @dataclass(frozen=True)
@@ -27,21 +26,14 @@ class DistillOptions(TrainOptions):
 
 def main(argv: list[str]) -> int:
     """Train a student on its teacher's posteriors; a training like any other, which resumes."""
-    own = setting_types(DistillOptions)
-    given, rest = read_flags(argv, {**own, **setting_types(TrainConfig)}, "distill")
-    if given.get("help"):
-        text = (
-            "Train a student that says in one network call what RUN, its teacher, says in many: its targets are "
-            "the teacher's posteriors of augmented and mixed training images. Settings are those of RUN, unless "
-            "others are given. Run it again on the same --out to resume."
-        )
-        print(show_help("distill RUN", text, DistillOptions, TrainConfig))
-        return 0
+    text = (
+        "Train a student that says in one network call what RUN, its teacher, says in many: its targets are "
+        "the teacher's posteriors of augmented and mixed training images. Settings are those of RUN, unless "
+        "others are given. Run it again on the same --out to resume."
+    )
+    options, given, rest = read_settings(argv, DistillOptions, "distill RUN", text)
     if len(rest) != 1:
         raise UserError("didicm distill needs RUN, the teacher: a run, a model directory, or hf://owner/name")
-    options = DistillOptions(
-        **{name: coerce(given.pop(name), kind, f"--{name}") for name, kind in own.items() if name in given}
-    )
     config = student_settings(rest[0], options, given)
     names = [name for name in flatten(config) if name in given or name in ("teacher", "method")]
     return carry_out(config, names, dry_run=options.dry_run, extend=options.extend)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from didicm.checkpoint import HUB
 from didicm.cli.flags import parse
-from didicm.cli.options import LabelledOptions, hint_corruption, percent
+from didicm.cli.options import LabelledOptions, hint_corruption, percent, right
 from didicm.data.corruptions import SEVERITIES
 from didicm.errors import UserError
 from didicm.evaluation.assess import UNLIKE, ModelEvaluation, ShiftEvaluation, evaluate, evaluate_shift
@@ -171,9 +171,7 @@ def make_folder(folder: Path) -> None:
 
 def metrics_table(result: ModelEvaluation) -> Table:
     """One row per number, by its name in torch-uncertainty and in plain English."""
-    table = Table("", "value", "95 % interval", "meaning")
-    for column in table.columns[1:3]:
-        column.justify = "right"
+    table = Table("", *right("value", "95 % interval"), "meaning")
     for name, value in result.metrics.items():
         if name == "cls/Acc5" and len(result.class_names) <= 5:
             continue
@@ -200,10 +198,8 @@ def metrics_table(result: ModelEvaluation) -> Table:
 def shift_table(shift: ShiftEvaluation, metric: str) -> Table:
     """One metric: a row per corruption and one for their mean, a column per severity."""
     show = "{:.4f}".format if metric == "cls/NLL" else percent
-    table = Table("corruption", "clean", *map(str, SEVERITIES), title=f"{TITLES[metric]}, by severity")
-    table.title_justify = "left"
-    for column in table.columns[1:]:
-        column.justify = "right"
+    columns = right("clean", *map(str, SEVERITIES))
+    table = Table("corruption", *columns, title=f"{TITLES[metric]}, by severity", title_justify="left")
     for name, levels in shift.corruptions.items():
         table.add_row(name, "", *(show(level[metric]) for level in levels))
     table.add_section()
@@ -214,13 +210,11 @@ def shift_table(shift: ShiftEvaluation, metric: str) -> Table:
 def class_table(rows: Sequence[ClassRow]) -> Table:
     """All classes, or the worst ones where they are many."""
     shown = rows
-    table = Table("class", "images", "recall", "precision", "confidence", "NLL")
+    table = Table("class", *right("images", "recall", "precision", "confidence", "NLL"))
     if len(rows) > MOST_CLASSES:
         present = [row for row in rows if row.support]
         shown = sorted(present, key=lambda row: (row.recall, -row.nll))[:WORST]
         table.title = f"the {len(shown)} worst of {len(rows)} classes"
-    for column in table.columns[1:]:
-        column.justify = "right"
     for row in shown:
         shares = (percent(x) for x in (row.recall, row.precision, row.confidence))
         table.add_row(readable(row.name), str(row.support), *shares, _number(row.nll))

@@ -136,7 +136,8 @@ def show_help(command: str, description: str, *options: type, positional: Sequen
         words = help_of(cls)
         for name, kind in setting_types(cls).items():
             default = _default(cls, name)
-            shown = "" if default in (None, "", (), {}, False, MISSING) else f" (default {_short(default)})"
+            value = ",".join(map(str, default)) if isinstance(default, tuple) else default
+            shown = "" if default in (None, "", (), {}, False, MISSING) else f" (default {value})"
             left = name.upper() if name in positional else f"--{_dashed(name)}"
             text = f"{words.get(name, describe(kind))}{shown}"
             lines += textwrap.wrap(text, 110, initial_indent=f"  {left:<28} ", subsequent_indent=" " * 31)
@@ -161,10 +162,6 @@ def _default(cls: Any, name: str) -> Any:
     for part in rest.split(".") if rest else []:
         made = getattr(made, part)
     return made
-
-
-def _short(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _dashed(name: str) -> str:

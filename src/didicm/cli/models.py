@@ -1,4 +1,4 @@
-"""`didicm models`: the networks, and what they cost."""
+"""`didicm models`: the networks and what they cost."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -7,6 +7,7 @@ import torch
 from rich.table import Table
 
 from didicm.cli.flags import parse
+from didicm.cli.options import right
 from didicm.models import ScoreModel, cost, create_model, list_models
 from didicm.text import SafeConsole
 from didicm.values import Natural, Pixels, Range
@@ -32,9 +33,7 @@ class ModelsOptions:
 def main(argv: list[str]) -> int:
     """Print one line per network."""
     options = parse(argv, ModelsOptions, command="models")
-    table = Table("model", "parameters", "one call", f"{options.steps} calls", "kind")
-    for column in table.columns[1:4]:
-        column.justify = "right"
+    table = Table("model", *right("parameters", "one call", f"{options.steps} calls"), "kind")
     for name in list_models():
         with torch.device("meta"):  # shapes are enough to count
             model = create_model(name, num_classes=options.classes, in_chans=options.channels)

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
+from rich.table import Column
 
+from didicm.errors import UserError
+from didicm.inference.onnx import SUFFIX, OnnxPredictor
+from didicm.inference.prediction import BasePredictor
 from didicm.progress import ProgressDisplay
 from didicm.text import quoted
 from didicm.values import Count, Pixels, Range, Workers
@@ -44,34 +48,25 @@ class ModelOptions:
     optimize: bool = False
     compile: bool = False
 
+    def load(self, **asked: Any) -> BasePredictor:
+        """The model ready for use, an exported one without PyTorch; `asked` is what both kinds can be asked."""
+        if self.run.endswith(SUFFIX):
+            if self.sampler or self.size or self.optimize or self.compile or not self.calibration:
+                named = "--sampler, --size, --optimize, --compile and --no-calibration"
+                raise UserError(f"{self.run} answers as it was exported: leave out {named}")
+            return OnnxPredictor.load(self.run, self.device, **asked)
+        from didicm.inference.predictor import Predictor
 
-@dataclass(frozen=True)
-class AskOptions(ModelOptions):
-    """Options of all commands that ask a stored model and write what it says.
-
-    Args:
-        force: replace files that this command did not make
-    """
-
-    force: bool = False
-
-    def open(self) -> "StoredModel":
-        """Load the model."""
-        from didicm.evaluation.stored import open_model
-
-        model = open_model(self.run, device=self.device, size=self.size, sampler=self.sampler)
-        if not (self.optimize or self.compile):
-            return model
-        from didicm.inference.predictor import optimized
-
-        return optimized(model, compile=self.compile)
+        asked |= {"calibrated": self.calibration, "optimize": self.optimize, "compile": self.compile}
+        return Predictor.load(self.run, self.device, **{**self.sampler, **asked, "size": self.size})
 
 
 @dataclass(frozen=True)
-class LabelledOptions(AskOptions):
+class LabelledOptions(ModelOptions):
     """Options of all commands that ask a stored model about labelled images.
 
     Args:
+        force: replace files that this command did not make
         data: where the images are, as for didicm train
         split: val or train; by default val, or all images if there is none
         labels: a table with the labels of the images in a folder, as for didicm train; by default as in training
@@ -81,6 +76,7 @@ class LabelledOptions(AskOptions):
         seed: seed of corruptions, splits and intervals
     """
 
+    force: bool = False
     data: str = field(kw_only=True)
     split: Literal["val", "train"] | None = None
     labels: str | None = None
@@ -88,6 +84,14 @@ class LabelledOptions(AskOptions):
     corruption: str | None = None
     workers: Workers = WORKERS
     seed: Count = 0
+
+    def open(self) -> "StoredModel":
+        """Load the model."""
+        from didicm.evaluation.stored import open_model
+        from didicm.inference.predictor import optimized
+
+        model = open_model(self.run, device=self.device, size=self.size, sampler=self.sampler)
+        return optimized(model, compile=self.compile) if self.optimize or self.compile else model
 
     def parsed_corruption(self) -> "Corruptions | None":
         """The corruption, checked."""
@@ -114,6 +118,11 @@ def hint_corruption(model: "StoredModel", corruption: str | None, console: Conso
     if trained is not None and trained.corrupt_eval and corruption is None:
         same = f"--corruption {quoted(trained.corrupt_eval)}"
         console.print(f"note: training validated on corrupted images: {same} does the same")
+
+
+def right(*headers: str) -> list[Column]:
+    """Columns of numbers."""
+    return [Column(header, justify="right") for header in headers]
 
 
 def percent(value: float) -> str:

@@ -2,20 +2,19 @@
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich.console import Console
 
 from didicm.cli.flags import parse
 from didicm.cli.options import ModelOptions
 from didicm.errors import UserError
+from didicm.inference.onnx import SUFFIX
+from didicm.inference.prediction import BasePredictor
 from didicm.text import SafeConsole
 from didicm.values import Natural, Positive
-
-if TYPE_CHECKING:
-    from didicm.serving.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,9 @@ def main(argv: list[str]) -> int:
     """Serve until stopped."""
     options = parse(argv, ServeOptions, command="serve", positional=["run"])
     try:
-        from didicm.serving.examples import find_examples
         from didicm.serving.security import Limits, find_access
         from didicm.serving.server import create_app, open_socket, run
-        from didicm.serving.service import Service
+        from didicm.serving.service import Service, find_examples
     except ModuleNotFoundError as error:
         raise UserError(f'didicm serve needs {error.name}: pip install "didicm[serve]"') from error
     megabyte = 2**20
@@ -74,10 +72,11 @@ def main(argv: list[str]) -> int:
     listening = open_socket(options.host, options.port)
     console = SafeConsole(stderr=True, soft_wrap=True)
     name = model_name(options.run)
-    models = {name: open_engine(options.run, options, console)}
+    models = {name: open_model(options, console)}
     if options.baseline is not None:
         other = model_name(options.baseline)
-        models[other if other != name else f"{other}-baseline"] = open_engine(options.baseline, options, console)
+        plain = replace(options, run=options.baseline, sampler={}, size=None)  # those are settings of the model
+        models[other if other != name else f"{other}-baseline"] = open_model(plain, console)
     examples = find_examples(options.examples, models[name].class_names, limits)
     service = Service(models, limits=limits, batch_size=options.batch_size, examples=examples)
     app = create_app(service, access, label_studio=options.label_studio)
@@ -89,41 +88,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def open_engine(source: str, options: ServeOptions, console: Console) -> "Engine":
-    """Load a model, an exported one without PyTorch; settings of sampler and size are not for the baseline."""
-    from didicm.inference.onnx import SUFFIX, OnnxPredictor
-    from didicm.serving.engine import Engine
-
-    settings = options.sampler if source == options.run else {}
-    size = options.size if source == options.run else None
-    if source.endswith(SUFFIX):
-        if settings or size or options.optimize or options.compile or not options.calibration:
-            named = "--sampler, --size, --optimize, --compile and --no-calibration"
-            raise UserError(f"{source} answers as it was exported: leave out {named}")
-        exported = OnnxPredictor.load(source, options.device, conformal=options.conformal)
-        console.print(exported.note)
-        return Engine(exported)
-    from didicm.inference.predictor import Predictor
-
-    predictor = Predictor.load(
-        source,
-        options.device,
-        calibrated=options.calibration,
-        size=size,
-        conformal=options.conformal,
-        optimize=options.optimize,
-        compile=options.compile,
-        **settings,
-    )
-    console.print(f"{model_name(source)}: {predictor.note}")
+def open_model(options: ServeOptions, console: Console) -> BasePredictor:
+    """Load a model, and say what is known of its calibration."""
+    predictor = options.load(conformal=options.conformal)
+    named = "" if options.run.endswith(SUFFIX) else f"{model_name(options.run)}: "
+    console.print(f"{named}{predictor.note}")
     if options.compile:
+        from didicm.inference.predictor import Predictor  # it needs PyTorch, and exported models do without
+
+        assert isinstance(predictor, Predictor)
         predictor.warm_up(options.batch_size)
-    return Engine(predictor)
+    return predictor
 
 
 def model_name(source: str) -> str:
     """What clients call a model: its run's or its file's name, never its path."""
     parts = [part for part in re.split(r"[/\\]", source) if part not in ("", ".", "best", "last")]
     return (
-        re.sub(r"[^\w.-]+", "-", (parts or [""])[-1].removesuffix(".onnx"), flags=re.ASCII).strip("-.") or "model"
+        re.sub(r"[^\w.-]+", "-", (parts or [""])[-1].removesuffix(SUFFIX), flags=re.ASCII).strip("-.") or "model"
     )

@@ -1,9 +1,10 @@
 """`didicm train`: from images to a model, in one command that can be stopped and resumed at any time."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -26,7 +27,9 @@ from didicm.training.devices import make_fabric, works_behind
 from didicm.training.loop import CONFIG, HELD, train
 from didicm.training.state import BEST, LAST, SNAPSHOTS, STATE, has_state, load_state
 from didicm.training.tracking import METRICS
-from didicm.values import flatten, override, setting_types
+from didicm.values import coerce, flatten, override, setting_types
+
+Options = TypeVar("Options", bound="TrainOptions")
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,30 @@ class TrainOptions:
 
 def main(argv: list[str]) -> int:
     """Train, resume, or with --dry-run say what would happen."""
-    given, rest = read_flags(argv, {**setting_types(TrainOptions), **setting_types(TrainConfig)}, "train")
-    if given.get("help"):
-        text = (
-            "Train a diffusion or standard classifier. Run it again on the same --out to resume. "
-            f"Recipes: {', '.join(recipes())}."
-        )
-        print(show_help("train", text, TrainOptions, TrainConfig))
-        return 0
+    text = (
+        "Train a diffusion or standard classifier. Run it again on the same --out to resume. "
+        f"Recipes: {', '.join(recipes())}."
+    )
+    options, given, rest = read_settings(argv, TrainOptions, "train", text)
     if rest:
         raise UserError(f"didicm train does not take {rest[0]!r}: see didicm train --help")
-    options = TrainOptions(**{name: given.pop(name) for name in setting_types(TrainOptions) if name in given})
     names = stated(options, given)
     return carry_out(resolve(options, given), names, dry_run=options.dry_run, extend=options.extend)
+
+
+def read_settings(
+    argv: Sequence[str], kind: type[Options], usage: str, description: str
+) -> tuple[Options, dict[str, Any], list[str]]:
+    """Options of a command that trains, settings of its run, and what has no name; --help shows them and exits."""
+    own = setting_types(kind)
+    given, rest = read_flags(argv, {**own, **setting_types(TrainConfig)}, usage.partition(" ")[0])
+    if given.get("help"):
+        print(show_help(usage, description, kind, TrainConfig))
+        sys.exit(0)
+    asked = {}
+    for name in [name for name in own if name in given]:
+        asked[name] = coerce(given.pop(name), own[name], f"--{name.replace('_', '-')}")
+    return kind(**asked), given, rest
 
 
 def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = False, extend: bool = False) -> int:
@@ -118,7 +132,7 @@ def resolve(options: TrainOptions, given: Mapping[str, Any]) -> TrainConfig:
     base = TrainConfig()
     if options.recipe is not None:
         base = load_recipe(options.recipe, given.get("method", "diffusion"))
-    return override(base, read_yaml(Path(options.config)) if options.config else {}, given)
+    return override(base, read_yaml(options.config) if options.config else {}, given)
 
 
 def stated(options: TrainOptions, given: Mapping[str, Any]) -> list[str]:

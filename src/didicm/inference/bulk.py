@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,17 +19,38 @@ import numpy as np
 from didicm.data.listing import NO_IMAGES, ImageRef, Listing, list_images
 from didicm.errors import UserError
 from didicm.inference.onnx import SUFFIX, OnnxPredictor
-from didicm.inference.parts import BulkSettings as BulkSettings
 from didicm.inference.parts import Parts, written_down
-from didicm.inference.parts import Tally as Tally
 from didicm.inference.prediction import Answers, BasePredictor, Batch, Work, decode
 from didicm.inference.rows import Format, Outliers, Rows, RowWriter, join_rows, make_rows
 from didicm.values import plain
 
 Engine: TypeAlias = Literal["local", "ray"]
-Progress: TypeAlias = Callable[["Tally", int], None]
 FORMAT = 1
 SAMPLE = 256  # images that an estimate measures
+
+
+@dataclass(frozen=True)
+class BulkSettings:
+    """What a row says, and how the work is cut; only the first three change what is written."""
+
+    top: int = 5  # classes per row
+    all_probs: bool = False  # every class's probability as well
+    part_size: int = 4096  # rows per part: what a crash can cost, and the number of files in a folder
+    batch_size: int = 64
+    workers: int = 0  # processes that decode
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How much is done."""
+
+    images: int = 0
+    unreadable: int = 0
+    calls: int = 0  # of the network, for all images that could be read
+
+    def __add__(self, other: "Tally") -> "Tally":
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return Tally(*(one + another for one, another in pairs))
 
 
 def predict(
@@ -43,7 +64,7 @@ def predict(
     actors: int | None = None,
     lines: Iterable[bytes] = (),
     settings: BulkSettings | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[Tally, int], None] | None = None,
     force: bool = False,
 ) -> Tally:
     """Write a row for every image; run it again to go on after a crash. Returns what was done now.
@@ -70,7 +91,12 @@ def predict(
         missing = [k for k in mine if not parts.path(k).exists()]
         todo = sum(map(listing.part_length, missing))
         job = BulkJob(listing, parts, writer, settings)
-        for step in job.run(predictor, missing) if engine == "local" else _on_ray(job, predictor, missing, actors):
+        steps = job.run(predictor, missing)
+        if engine == "ray":
+            from didicm.inference.on_ray import predict_on_ray  # Ray is an extra
+
+            steps = predict_on_ray(job, predictor, missing, actors)
+        for step in steps:
             done += step
             if progress is not None:
                 progress(done, todo)
@@ -100,7 +126,7 @@ class BulkJob:
         collected: list[Rows] = []
         batches_per_part = -(-self.settings.part_size // self.settings.batch_size)
         workers = min(self.settings.workers, len(numbers) * batches_per_part)
-        for batch in predictor.decoded(_Work(self.listing, numbers, self.settings.batch_size), workers):
+        for batch in predictor.decoded(self._work(numbers), workers):
             rows = predict_batch(predictor, batch, self.settings)
             collected.append(rows)
             if batch.last:
@@ -109,18 +135,12 @@ class BulkJob:
             unreadable = sum(error is not None for error in rows.errors)
             yield Tally(len(rows), unreadable, int(rows.nfe.sum()))
 
-
-class _Work:
-    """The batches of some parts, read from the listing as they are asked for."""
-
-    def __init__(self, listing: Listing, numbers: Sequence[int], batch_size: int) -> None:
-        self._listing, self._numbers, self._batch_size = listing, numbers, batch_size
-
-    def __iter__(self) -> Iterator[Work]:
-        for number in self._numbers:
-            images = self._listing.part(number)
-            for start in range(0, len(images), self._batch_size):
-                end = start + self._batch_size
+    def _work(self, numbers: Sequence[int]) -> Iterator[Work]:
+        """The batches of some parts, read from the listing as they are asked for."""
+        for number in numbers:
+            images = self.listing.part(number)
+            for start in range(0, len(images), self.settings.batch_size):
+                end = start + self.settings.batch_size
                 yield number, end >= len(images), images[start:end]
 
 
@@ -156,12 +176,6 @@ def _plan(predictor: BasePredictor, listing: Listing, settings: BulkSettings) ->
         "all_probs": settings.all_probs,
         "part_size": settings.part_size,
     }
-
-
-def _on_ray(job: BulkJob, predictor: BasePredictor, numbers: Sequence[int], actors: int | None) -> Iterator[Tally]:
-    from didicm.inference.on_ray import predict_on_ray  # Ray is an extra
-
-    return predict_on_ray(job, predictor, numbers, actors)
 
 
 @dataclass(frozen=True)

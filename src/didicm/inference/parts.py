@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,30 +28,6 @@ OTHER_FILES = frozenset((
     ".hdf5", ".db", ".sqlite", ".pq", ".arrow", ".feather", ".orc", ".gz", ".bz2", ".xz", ".zst", ".zip", ".tar",
     ".onnx",
 ))  # fmt: skip
-
-
-@dataclass(frozen=True)
-class BulkSettings:
-    """What a row says, and how the work is cut; only the first three change what is written."""
-
-    top: int = 5  # classes per row
-    all_probs: bool = False  # every class's probability as well
-    part_size: int = 4096  # rows per part: what a crash can cost, and the number of files in a folder
-    batch_size: int = 64
-    workers: int = 0  # processes that decode
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How much is done."""
-
-    images: int = 0
-    unreadable: int = 0
-    calls: int = 0  # of the network, for all images that could be read
-
-    def __add__(self, other: "Tally") -> "Tally":
-        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
-        return Tally(*(one + another for one, another in pairs))
 
 
 class Parts:

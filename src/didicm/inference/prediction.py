@@ -60,13 +60,29 @@ class Prediction:
         covered = inside is not None and not unlike_training
         return cls(
             classes=[(class_names[k], values[k]) for k in order],
-            entropy=math.fsum(-p * math.log(p) for p in values if p > 0),
+            entropy=entropy(values),
             conformal_set=[class_names[k] for k in order if inside[k]] if covered else None,
             probs=probs,
             trajectory=trajectory,
             outlier_score=outlier_score,
             unlike_training=unlike_training,
         )
+
+    def to_record(self, top: int, claimed: str | None) -> dict[str, Any]:
+        """As JSON, with the `top` classes, and with what is claimed of the conformal set if there is one."""
+        return {
+            "classes": [{"name": name, "probability": p} for name, p in self.classes[:top]],
+            "entropy": self.entropy,
+            "outlier_score": self.outlier_score,
+            "unlike_training": self.unlike_training,
+            "conformal_set": self.conformal_set,
+            "conformal_claim": None if self.conformal_set is None else claimed,
+        }
+
+
+def entropy(probs: Iterable[float]) -> float:
+    """In nats."""
+    return max(0.0, math.fsum(-p * math.log(p) for p in probs if p > 0))
 
 
 class Answers(NamedTuple):
@@ -186,7 +202,9 @@ class BasePredictor(ABC):
         if trajectory:
             self.check_trajectory()
         found = self.answers(images, trajectory=trajectory)
-        outliers = [(None, None)] * len(found.probs) if found.outliers is None else found.outliers.pairs()
+        outliers: list[Any] = [(None, None)] * len(found.probs)
+        if found.outliers is not None:
+            outliers = list(zip(*(values.tolist() for values in found.outliers), strict=True))
         return [
             Prediction.of(
                 row,

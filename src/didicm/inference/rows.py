@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from didicm.errors import UserError
+from didicm.evaluation.label_sets import Floats
 
 Format: TypeAlias = Literal["jsonl", "csv", "parquet"]
-Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 SUFFIXES: dict[str, Format] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet",
 }  # fmt: skip
@@ -34,10 +34,6 @@ class Outliers(NamedTuple):
 
     scores: Floats  # (B,)
     unlike: npt.NDArray[np.bool_]  # (B,)
-
-    def pairs(self) -> list[tuple[float, bool]]:
-        """Score and flag of each image."""
-        return list(zip(self.scores.tolist(), self.unlike.tolist(), strict=True))
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,21 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from didicm.inference.prediction import Prediction
-from didicm.serving.engine import Engine, Question
+from didicm.inference.prediction import BasePredictor, Prediction
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import busy
+
+
+@dataclass(frozen=True)
+class Question:
+    """How images are to be asked about: those that share it can share a batch."""
+
+    steps: int | None = None  # None: as stored with the model
+    sampler: str | None = None
+    trajectory: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,8 +37,8 @@ class Waiting:
 class Batcher:
     """A model, its queue and its thread."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, *, batch_size: int, most_waiting: int) -> None:
-        self.engine = engine
+    def __init__(self, model: BasePredictor, metrics: Metrics, *, batch_size: int, most_waiting: int) -> None:
+        self.model, self._changed = model, lru_cache(maxsize=32)(model.changed)
         self._metrics, self._batch_size, self._most_waiting = metrics, batch_size, most_waiting
         self._queue: deque[Waiting] = deque()
         self._arrived = threading.Condition()
@@ -46,6 +55,12 @@ class Batcher:
             self._closed = True
             self._arrived.notify()
         self._thread.join()
+
+    def check(self, question: Question) -> None:
+        """Complain about a question that the model cannot answer."""
+        predictor = self._asked(question)
+        if question.trajectory:
+            predictor.check_trajectory()
 
     @property
     def waiting(self) -> int:
@@ -73,7 +88,7 @@ class Batcher:
             if batch:
                 self._metrics.batch(len(batch))
                 for item, result in zip(batch, self._ask(batch), strict=True):
-                    _deliver(item.future, result)
+                    item.future.get_loop().call_soon_threadsafe(_settle, item.future, result)
 
     def _next(self) -> list[Waiting]:
         """Those who wait longest and ask what the first one asks."""
@@ -88,22 +103,26 @@ class Batcher:
         self._queue.extendleft(reversed(others))
         return batch
 
+    def _asked(self, question: Question) -> BasePredictor:
+        """The model as a question wants it, calibrated if that is how it was calibrated."""
+        asked = {"steps": question.steps, "method": question.sampler}
+        settings = {name: value for name, value in asked.items() if value is not None}
+        return self._changed(**settings) if settings else self.model
+
     def _ask(self, batch: Sequence[Waiting]) -> list[Prediction | BaseException]:
+        question, images = batch[0].question, [item.image for item in batch]
         try:
-            return list(self.engine.predict([item.image for item in batch], batch[0].question))
+            return list(self._asked(question).predict_batch(images, trajectory=question.trajectory))
         except Exception as error:
             if len(batch) == 1:
                 return [error]
             return [self._ask([item])[0] for item in batch]  # one of them is at fault: the others must not suffer
 
 
-def _deliver(future: "asyncio.Future[Prediction]", result: Prediction | BaseException) -> None:
-    def settle() -> None:
-        if future.done():  # its client has gone
-            return
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    future.get_loop().call_soon_threadsafe(settle)
+def _settle(future: "asyncio.Future[Prediction]", result: Prediction | BaseException) -> None:
+    if future.done():  # its client has gone
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

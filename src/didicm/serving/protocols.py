@@ -14,10 +14,10 @@ from urllib.parse import urljoin, urlsplit
 import numpy as np
 from fastapi import FastAPI, Request
 
-from didicm.data.picture import MOST_CHANNELS, Picture, from_pixels
+from didicm.data.picture import MOST_CHANNELS, from_pixels
 from didicm.errors import UserError
 from didicm.inference.prediction import Prediction
-from didicm.serving.engine import Question, check_pixels
+from didicm.serving.batching import Question
 from didicm.serving.security import Limits, RefusalError
 from didicm.serving.service import Service, Source
 from didicm.serving.tasks import INTERFACE_BYTES, Tasks, read_interface
@@ -91,7 +91,7 @@ def _outputs(images: int, classes: int) -> list[dict[str, Any]]:
 def _known(service: Service, name: str) -> Sequence[str]:
     if name not in service.models:
         raise RefusalError(404, f"there is no such model: ask for {' or '.join(service.models)}")
-    return service.models[name].engine.class_names
+    return service.models[name].model.class_names
 
 
 def _read_inference(content: Mapping[str, Any], limits: Limits) -> tuple[list[Source], Question, str | None]:
@@ -128,16 +128,8 @@ def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
             raise RefusalError(
                 400, "the data of a UINT8 tensor must be as many numbers as its shape says"
             ) from error
-        return [_checked(from_pixels(array), limits) for array in pixels]
+        return [from_pixels(array) for array in pixels]
     raise RefusalError(400, "the tensor must be BYTES of shape (N), or UINT8 of shape (N, H, W, channels)")
-
-
-def _checked(image: Picture, limits: Limits) -> Source:
-    try:
-        check_pixels(image, limits.pixels)
-    except UserError as error:
-        return error
-    return image
 
 
 # Label Studio
@@ -159,17 +151,13 @@ class LabelStudio:
         """Answers in the order of the tasks; one whose image cannot be read has an empty result."""
         interface = tasks.interface
         images = [partial(self._fetch, address) for address in tasks.addresses]
-        names = self.service.engine.class_names
-        results = []
-        question = make_options({}, self.service.limits).question
-        for answer in await self.service.answers(images, question):
-            best = -1
-            if isinstance(answer, Prediction):
-                known = [k for k, name in enumerate(names) if not interface.allowed or name in interface.allowed]
-                best = max(known, key=lambda k: float(answer.probs[k]), default=-1)
-            if not isinstance(answer, Prediction) or best < 0:
+        names, results = self.service.models[self.service.name].model.class_names, []
+        offered = [k for k, name in enumerate(names) if not interface.allowed or name in interface.allowed]
+        for answer in await self.service.answers(images, Question()):
+            if not isinstance(answer, Prediction) or not offered:
                 results.append({"result": [], "score": 0.0, "model_version": self.service.name})
                 continue
+            best = max(offered, key=lambda k: float(answer.probs[k]))
             choice = {
                 "from_name": interface.choices,
                 "to_name": interface.image,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,17 +41,16 @@ HEADERS = {
 RETRY_SECONDS = 1
 
 
-class RefusalError(Exception):
+class RefusalError(HTTPException):
     """An answer other than success, to be sent as it is."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        super().__init__(status, message, {name.replace("_", "-"): value for name, value in headers.items()})
 
-    def response(self) -> JSONResponse:
-        """As JSON."""
-        return JSONResponse({"error": self.message}, self.status, self.headers)
+
+def refuse(error: HTTPException) -> JSONResponse:
+    """A refusal of ours or of the framework's as JSON."""
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 def busy() -> RefusalError:
@@ -174,7 +174,7 @@ class _Visit:
     async def answer(self, scope: Scope, refusal: RefusalError) -> None:
         """Refuse, unless the answer has begun: then the server closes the connection."""
         if self.status is None:
-            await refusal.response()(scope, self._receive, self.send)
+            await refuse(refusal)(scope, self._receive, self.send)
         else:
             raise TimeoutError("a client did not read its answer in time")
 

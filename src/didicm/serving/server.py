@@ -19,8 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from didicm.data.decode import image_formats
 from didicm.errors import UserError
+from didicm.inference.prediction import BasePredictor
 from didicm.serving import protocols
-from didicm.serving.security import Access, Guard, RefusalError
+from didicm.serving.security import Access, Guard, RefusalError, refuse
 from didicm.serving.service import Service, log
 from didicm.serving.uploads import read_upload
 
@@ -54,7 +55,7 @@ def create_app(service: Service, access: Access, *, label_studio: str | None = N
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        exception_handlers={RefusalError: _refuse, HTTPException: _refuse_http, Exception: _fail},
+        exception_handlers={HTTPException: _refuse, Exception: _fail},
     )
     guard = Guard(app, limits=service.limits, access=access, metrics=service.metrics, free={*PAGE, *HEALTH})
     studio = protocols.LabelStudio(service, label_studio)
@@ -82,15 +83,16 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.Lab
 
     @app.get("/info", summary="The model, how it is asked, and the limits")
     async def info() -> dict[str, Any]:
-        models = {name: model.engine for name, model in service.models.items()}
+        def told(model: BasePredictor) -> dict[str, Any]:
+            coverage = None if model.rule is None else 1 - model.rule.alpha
+            rest = {"coverage": coverage, "trajectory": model.has_trajectory, "classes": model.class_names}
+            return {**model.describe(), **rest}
+
         return {
             "version": protocols.VERSION,
             "model": service.name,
             "baseline": service.baseline,
-            "models": {
-                name: {**engine.describe(), "trajectory": engine.has_trajectory, "classes": engine.class_names}
-                for name, engine in models.items()
-            },
+            "models": {name: told(served.model) for name, served in service.models.items()},
             "formats": image_formats(),
             "limits": {name: getattr(service.limits, name) for name in TOLD_LIMITS},
         }
@@ -126,13 +128,8 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusalError)
-    return error.response()
-
-
-async def _refuse_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    return refuse(error)
 
 
 async def _fail(_: Request, error: Exception) -> Response:

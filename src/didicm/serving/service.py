@@ -1,34 +1,44 @@
-"""From uploaded bytes to answers: decode in a few threads, ask the models in batches, word the answers."""
+"""From uploaded bytes to answers: decode in a few threads, ask the models in batches, word the answers.
+
+Here too are the images that the page offers.
+"""
 
 import asyncio
+import io
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
+from itertools import chain, groupby, zip_longest
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from PIL import Image
 
 from didicm.data.picture import Picture
 from didicm.errors import UserError
 from didicm.evaluation.label_sets import Floats
 from didicm.inference.adjust import Adjustment, claim, kept_rule, make_adjustment
-from didicm.inference.prediction import Prediction
-from didicm.serving.batching import Batcher
-from didicm.serving.engine import Engine, Question
+from didicm.inference.prediction import BasePredictor, Prediction, entropy
+from didicm.serving.batching import Batcher, Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import Limits, RefusalError
-from didicm.serving.uploads import Options, load_pixels, open_upload
+from didicm.serving.uploads import Options, check_pixels, load_pixels, open_upload
 
 log = logging.getLogger("didicm.serving")
 
 LARGE, ONE_LARGE = 5_000_000, threading.Lock()  # images of more pixels are decoded one at a time: they take memory
 
 FETCHED = 4  # images from elsewhere that are in memory at once, before they are decoded
+
+MOST_EXAMPLES = 12
+DRAWN = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP")  # by all browsers
 
 Source: TypeAlias = bytes | Picture | UserError  # an upload, its pixels, or why there are none
 Fetch: TypeAlias = partial[Source]  # waits for an upload from elsewhere
@@ -48,7 +58,7 @@ class Service:
 
     def __init__(
         self,
-        models: Mapping[str, Engine],
+        models: Mapping[str, BasePredictor],
         *,
         limits: Limits | None = None,
         batch_size: int = 64,
@@ -56,8 +66,8 @@ class Service:
     ) -> None:
         self.limits, self.examples, self.metrics = limits or Limits(), examples, Metrics()
         self.models = {
-            name: Batcher(engine, self.metrics, batch_size=batch_size, most_waiting=self.limits.waiting)
-            for name, engine in models.items()
+            name: Batcher(model, self.metrics, batch_size=batch_size, most_waiting=self.limits.waiting)
+            for name, model in models.items()
         }
         self.name, *others = self.models
         self.baseline = others[0] if others else None
@@ -75,25 +85,16 @@ class Service:
             model.close()
         self._threads.shutdown()
 
-    @property
-    def engine(self) -> Engine:
-        """The main model."""
-        return self.models[self.name].engine
-
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run what would hold up others in one of a few threads, whose number bounds the memory for decoding."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-
     async def answers(
         self, images: Sequence[Source | Fetch], question: Question, name: str | None = None
     ) -> list[Prediction | UserError]:
         """What a model says of each image, or why that image has no answer."""
         model = self.models[name or self.name]
         try:
-            model.engine.check(question)
+            model.check(question)
         except UserError as error:
             raise RefusalError(422, str(error)) from error
-        read = await asyncio.gather(*(self._read(model.engine, image) for image in images))
+        read = await asyncio.gather(*(self._read(model.model, image) for image in images))
         good = [i for i, seen in enumerate(read) if not isinstance(seen, UserError)]
         results: list[Prediction | UserError] = list(read)
         for i, answer in zip(good, await model.predict([read[i] for i in good], question), strict=True):
@@ -104,99 +105,134 @@ class Service:
         self.metrics.images(len(good), len(images) - len(good))
         return results
 
-    async def _read(self, engine: Engine, image: Source | Fetch) -> Any:
+    async def _read(self, model: BasePredictor, image: Source | Fetch) -> Any:
+        """Decode in one of a few threads, whose number bounds the memory."""
+        run = asyncio.get_running_loop().run_in_executor
         if not isinstance(image, partial):
-            return await self.run(read_image, engine, image, self.limits)
+            return await run(self._threads, read_image, model, image, self.limits)
         async with self._fetching:  # what is fetched is not in the count of bytes under way
             fetched = await asyncio.to_thread(image)
-            return await self.run(read_image, engine, fetched, self.limits)
+            return await run(self._threads, read_image, model, fetched, self.limits)
 
     async def predict(self, images: Sequence[Source], options: Options) -> list[dict[str, Any]]:
         """Answers for a client, those of the baseline inside if it was asked for."""
         if options.baseline and self.baseline is None:
             raise RefusalError(422, "this server has no baseline: leave out baseline, or start it with --baseline")
-        adjustment = adjustment_for(self.engine, options)
-        found = [
-            describe(answer, self.engine, adjustment, options.top)
-            for answer in await self.answers(images, options.question)
-        ]
+        found = await self._describe(self.name, images, options.question, options)
         if options.baseline and self.baseline is not None:
-            engine = self.models[self.baseline].engine
-            question = Question(trajectory=options.trajectory and engine.has_trajectory)
-            adjustment = adjustment_for(engine, options)
-            answers = await self.answers(images, question, self.baseline)
-            for entry, answer in zip(found, answers, strict=True):
+            stepwise = self.models[self.baseline].model.has_trajectory
+            question = Question(trajectory=options.trajectory and stepwise)
+            others = await self._describe(self.baseline, images, question, options)
+            for entry, other in zip(found, others, strict=True):
                 if "error" not in entry:
-                    entry["baseline"] = describe(answer, engine, adjustment, options.top)
+                    entry["baseline"] = other
         return found
 
+    async def _describe(
+        self, name: str, images: Sequence[Source], question: Question, options: Options
+    ) -> list[dict[str, Any]]:
+        model = self.models[name].model
+        try:
+            adjustment = make_adjustment(
+                model.class_names,
+                model.training_prior,
+                classes=options.classes or None,
+                prior=options.prior or None,
+                taxonomy=options.taxonomy or None,
+            )
+        except UserError as error:
+            raise RefusalError(422, str(error)) from error
+        answers = await self.answers(images, question, name)
+        return [describe(answer, model, adjustment, options.top) for answer in answers]
 
-def read_image(engine: Engine, image: Source, limits: Limits) -> Any:
+
+def read_image(model: BasePredictor, image: Source, limits: Limits) -> Any:
     """What the network sees of an upload, or what is wrong with it."""
     try:
         if isinstance(image, bytes):
             image = open_upload(image, limits.pixels)
         if isinstance(image, UserError):
             return image
+        check_pixels(image, limits.pixels)
         with ONE_LARGE if image.width * image.height > LARGE else nullcontext():
-            return engine.read(load_pixels(image))
+            return model.read(load_pixels(image))
     except UserError as error:
         return error
 
 
-def adjustment_for(engine: Engine, options: Options) -> Adjustment | None:
-    """What the classes, the prior and the taxonomy of a request do to the posterior."""
-    try:
-        return make_adjustment(
-            engine.class_names,
-            engine.training_prior,
-            classes=options.classes or None,
-            prior=options.prior or None,
-            taxonomy=options.taxonomy or None,
-        )
-    except UserError as error:
-        raise RefusalError(422, str(error)) from error
-
-
 def describe(
-    answer: Prediction | UserError, engine: Engine, adjustment: Adjustment | None, top: int
+    answer: Prediction | UserError, model: BasePredictor, adjustment: Adjustment | None, top: int
 ) -> dict[str, Any]:
-    """An answer as JSON: the top classes, how uncertain they are, the set that covers the truth, the steps."""
+    """An answer as JSON, in terms of the classes asked for: as `Prediction.to_record`, and the steps."""
     if isinstance(answer, UserError):
         return {"error": str(answer)}
-    states: Floats = np.stack([answer.probs, *(state for _, state in answer.trajectory or [])]).astype(
-        np.float64
-    )  # (1 + T, K)
-    names, rule = engine.class_names, kept_rule(engine.rule, adjustment)
-    inside = None
+    path = answer.trajectory or []
+    states: Floats = np.stack([answer.probs, *(state for _, state in path)]).astype(np.float64)  # (1 + T, K)
+    names, rule, inside = model.class_names, kept_rule(model.rule, adjustment), None
     if answer.conformal_set is not None and rule is not None:
         inside = np.isin(names, answer.conformal_set)[None]
     if adjustment is not None:
         names, states = adjustment.names, adjustment.probs(states)
         inside = None if inside is None else adjustment.sets(inside, states[:1])
-    probs = states[0]
-    order = np.argsort(-probs, kind="stable")
-    found: dict[str, Any] = {
-        "classes": [{"name": names[k], "probability": float(probs[k])} for k in order[:top]],
-        "entropy": entropy(probs),
-        "conformal_set": None if inside is None else [names[k] for k in order if inside[0, k]],
-        "conformal_claim": None if inside is None else claim(rule, adjustment),
-        "outlier_score": answer.outlier_score,
-        "unlike_training": answer.unlike_training,
-    }
+    outlier = answer.outlier_score, answer.unlike_training
+    told = Prediction.of(states[0], names, None if inside is None else inside[0], None, *outlier)
+    found = told.to_record(top, claim(rule, adjustment))
     if answer.trajectory is not None:
+        best = np.argsort(-states[0], kind="stable")[:top]
         found["trajectory"] = [
-            {
-                "time": max(time, 0.0),
-                "entropy": entropy(state),
-                "probabilities": [float(state[k]) for k in order[:top]],
-            }
-            for (time, _), state in zip(answer.trajectory, states[1:], strict=True)
+            {"time": max(time, 0.0), "entropy": entropy(state.tolist()), "probabilities": state[best].tolist()}
+            for (time, _), state in zip(path, states[1:], strict=True)
         ]
     return found
 
 
-def entropy(probs: Floats) -> float:
-    """In nats."""
-    positive = probs[probs > 0]
-    return max(0.0, float(-(positive * np.log(positive)).sum()))
+def find_examples(folder: Path | None, class_names: Sequence[str], limits: Limits) -> list[Example]:
+    """At most a dozen images of a folder, or of those that ship with us if the classes are theirs."""
+    if folder is None:
+        return _shipped(class_names)
+    if not folder.is_dir():
+        raise UserError(f"--examples {folder} is no folder: give one with a few images")
+    found: list[Example] = []
+    for path in _in_turn(folder):
+        try:
+            if path.stat().st_size > limits.upload_bytes:  # the page could not send it
+                continue
+            data = path.read_bytes()
+            kind = load_pixels(open_upload(data, limits.pixels)).format
+        except (OSError, UserError):
+            continue  # a folder of images may hold other files
+        if kind not in DRAWN:
+            continue
+        found.append(Example(path.stem, data, Image.MIME[kind]))
+        if len(found) == MOST_EXAMPLES:
+            break
+    if not found:
+        kinds = f"{', '.join(DRAWN[:-1])} or {DRAWN[-1]}"
+        raise UserError(
+            f"--examples {folder} holds no image that a page can show: give a folder with a few {kinds}"
+        )
+    return found
+
+
+def _in_turn(folder: Path) -> Iterator[Path]:
+    """The first file of every folder, then the second, and so on: classes often have a folder each."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    folders = groupby(sorted(files, key=lambda path: (path.parent, path.name)), key=lambda path: path.parent)
+    turns = zip_longest(*(list(inside) for _, inside in folders))
+    return (path for path in chain.from_iterable(turns) if path is not None)
+
+
+def _shipped(class_names: Sequence[str]) -> list[Example]:
+    """The first test image of each class of fashion-mini, which a model trained on it has never seen."""
+    shipped = resources.files("didicm.data") / "fashion_mini.npz"
+    with shipped.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        names = [str(name) for name in file["class_names"]]
+        if sorted(names) != sorted(class_names):
+            return []
+        images, labels = file["x_test"], file["y_test"]
+    found = []
+    for k, name in enumerate(names[:MOST_EXAMPLES]):
+        buffer = io.BytesIO()
+        Image.fromarray(images[int(np.argmax(labels == k))]).save(buffer, "PNG")
+        found.append(Example(name, buffer.getvalue(), "image/png"))
+    return found

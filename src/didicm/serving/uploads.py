@@ -16,7 +16,7 @@ from didicm.data.decode import MODES, image_formats, open_image, own_channels
 from didicm.data.picture import Picture, open_bands
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.files import parse_json
-from didicm.serving.engine import Question, check_pixels
+from didicm.serving.batching import Question
 from didicm.serving.security import Limits, RefusalError
 from didicm.serving.tasks import Tasks, read_tasks
 from didicm.values import Natural, Settings, field_types
@@ -170,6 +170,12 @@ def open_upload(data: bytes, pixels: int) -> Picture:
         raise UserError(f"this cannot be read as an image: send {', '.join(names[:-1])} or {names[-1]}") from error
     check_pixels(image, pixels)
     return image
+
+
+def check_pixels(image: Picture, pixels: int) -> None:
+    """Refuse an image of more pixels than the server takes, before any is decoded."""
+    if (found := image.width * image.height) > pixels:
+        raise UserError(f"the image has {found:,} pixels: at most {pixels:,} are allowed")
 
 
 def load_pixels(image: Picture) -> Picture:

@@ -15,7 +15,6 @@ from didicm.evaluation.fitting import calibrate
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.export import export
 from didicm.inference.onnx import OnnxPredictor
-from didicm.serving.engine import Engine, Question
 
 
 @pytest.fixture
@@ -209,7 +208,7 @@ def test_foreign_images_are_flagged_as_by_pytorch(tmp_path, save_model, make_fol
     assert [row["unlike_training"] == "true" for row in rows] == [p.unlike_training for p in found]
     assert [row["conformal_set"] == "" for row in rows] == [p.conformal_set is None for p in found]
     assert float(rows[0]["probability_of_bee"]) == pytest.approx(dict(found[0].classes)["bee"], abs=1e-6)
-    (answer,) = Engine(ours).predict([ours.read(files[-1])], Question())
+    (answer,) = ours.predict_batch([ours.read(files[-1])])
     assert (answer.unlike_training, answer.conformal_set) == (True, None)
     with pytest.raises(UserError, match="do not belong together"):
         OnnxPredictor.load(_without_threshold(tmp_path / "model.onnx"))

@@ -10,7 +10,6 @@ import uuid
 import pytest
 
 from didicm.inference.predictor import Predictor
-from didicm.serving.engine import Engine
 from didicm.serving.security import Access
 from didicm.serving.server import create_app, make_server, open_socket
 from didicm.serving.service import Service
@@ -59,7 +58,7 @@ def connect():
 
 @pytest.fixture(scope="session")
 def serve_here():
-    """Serve engines by name; the server ends with the tests."""
+    """Serve models by name; the server ends with the tests."""
     running = []
 
     def serve(models, access=None, *, limits=None, batch_size=8, examples=(), **options):
@@ -88,19 +87,14 @@ def predictor(tmp_path_factory, save_model):
 
 
 @pytest.fixture(scope="session")
-def engine(predictor):
-    return Engine(predictor)
-
-
-@pytest.fixture(scope="session")
 def baseline(tmp_path_factory, save_model):
     return Predictor.load(save_model(tmp_path_factory.mktemp("served") / "baseline", "standard"), "cpu")
 
 
 @pytest.fixture(scope="session")
-def client(serve_here, engine, baseline):
+def client(serve_here, predictor, baseline):
     """A server with a model and a baseline."""
-    return serve_here({"bees": Engine(engine.predictor), "plain": Engine(baseline)})
+    return serve_here({"bees": predictor, "plain": baseline})
 
 
 @pytest.fixture(scope="session")

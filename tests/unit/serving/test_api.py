@@ -10,9 +10,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from didicm.cli.serve import ServeOptions, open_engine
+from didicm.cli.serve import ServeOptions, open_model
 from didicm.data.decode import image_formats
-from didicm.serving.engine import Question
 from didicm.serving.service import Example
 
 
@@ -179,14 +178,14 @@ def test_the_trajectory_leads_from_knowing_nothing_to_the_answer(client, file):
     assert steps[-1]["entropy"] == prediction["entropy"]
 
 
-def test_the_baseline_answers_beside(client, baseline, file, serve_here, engine):
+def test_the_baseline_answers_beside(client, baseline, file, serve_here, predictor):
     data = file()
     _, content = client.post("/predict?baseline=true&trajectory=true&steps=2", data)
     (prediction,) = content["predictions"]
     expected = baseline(data).classes
     assert classes_of(prediction["baseline"])[0][1] == pytest.approx(expected[0][1], abs=1e-5)
     assert "trajectory" not in prediction["baseline"]
-    status, content = serve_here({"alone": engine}).post("/predict?baseline=true", data)
+    status, content = serve_here({"alone": predictor}).post("/predict?baseline=true", data)
     assert status == 422
     assert "no baseline" in content["error"]
 
@@ -219,8 +218,8 @@ def test_monitors_may_ask_for_the_head_alone(client, path):
     assert headers["content-length"] == client.request("GET", path)[2]["content-length"]
 
 
-def test_metrics_count_what_was_done(serve_here, engine, file):
-    client = serve_here({"bees": engine})
+def test_metrics_count_what_was_done(serve_here, predictor, file):
+    client = serve_here({"bees": predictor})
     client.post_json("/predict", {"images": [b64(file()), b64(b"no")]})
     client.get("/not/a/path")
     _, text = client.get("/metrics")
@@ -235,8 +234,8 @@ def test_metrics_count_what_was_done(serve_here, engine, file):
         assert line.startswith("# ") or math.isfinite(float(line.rpartition(" ")[2]))
 
 
-def test_examples_are_images(serve_here, engine, file):
-    client = serve_here({"bees": engine}, examples=[Example("a bee", file(), "image/png")])
+def test_examples_are_images(serve_here, predictor, file):
+    client = serve_here({"bees": predictor}, examples=[Example("a bee", file(), "image/png")])
     _, listed = client.get("/examples")
     assert listed == [{"name": "a bee", "url": "examples/0"}]
     _, data = client.get("/examples/0")
@@ -257,11 +256,11 @@ def test_a_network_is_compiled_before_the_first_request_for_batches_of_any_size(
     monkeypatch.setattr(torch, "compile", partial(compile, backend=backend))
     monkeypatch.setattr("didicm.inference.predictor.COMPILERS", ("sh",))
     options = ServeOptions(run=str(predictor.model.place), device="cpu", batch_size=9, compile=True)
-    engine = open_engine(options.run, options, Console(quiet=True))
-    ready, image = len(graphs), engine.read(picture(1))
+    compiled = open_model(options, Console(quiet=True))
+    ready, image = len(graphs), compiled.read(picture(1))
     assert ready
     for count in range(1, 10):
         expected = predictor.predict_batch(torch.stack([image] * count))
-        for answer, theirs in zip(engine.predict([image] * count, Question()), expected, strict=True):
+        for answer, theirs in zip(compiled.predict_batch([image] * count), expected, strict=True):
             assert answer.probs == pytest.approx(theirs.probs.numpy(), abs=1e-4)
     assert len(graphs) == ready

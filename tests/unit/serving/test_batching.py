@@ -1,12 +1,12 @@
 import asyncio
 import threading
+from copy import copy
 
 import numpy as np
 import pytest
 
 from didicm.inference.prediction import Prediction
-from didicm.serving.batching import Batcher
-from didicm.serving.engine import Question
+from didicm.serving.batching import Batcher, Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import RefusalError
 
@@ -15,12 +15,17 @@ class Echo:
     """Answers with the number it is given, refuses negative ones, and remembers its batches."""
 
     def __init__(self):
-        self.batches, self.asked, self.open = [], threading.Event(), threading.Event()
+        self.steps, self.batches, self.asked, self.open = None, [], threading.Event(), threading.Event()
 
-    def predict(self, images, question):
+    def changed(self, steps):
+        echo = copy(self)
+        echo.steps = steps
+        return echo
+
+    def predict_batch(self, images, trajectory):
         self.asked.set()
         self.open.wait(600)
-        self.batches.append((list(images), question))
+        self.batches.append((list(images), Question(self.steps, trajectory=trajectory)))
         if min(images) < 0:
             raise FloatingPointError("negative")
         return [Prediction.of(np.array([float(x)]), ["it"]) for x in images]
@@ -77,7 +82,7 @@ def test_more_than_may_wait_is_refused_as_a_whole(echo):
     async def work(batcher):
         with pytest.raises(RefusalError) as refused:
             await batcher.predict(range(11), Question())
-        assert refused.value.status == 503
+        assert refused.value.status_code == 503
         assert batcher.waiting == 0
         echo.open.set()
         return await batcher.predict(range(10), Question())

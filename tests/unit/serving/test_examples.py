@@ -5,8 +5,8 @@ from PIL import Image
 
 from didicm.data import open_data
 from didicm.errors import UserError
-from didicm.serving.examples import find_examples
 from didicm.serving.security import Limits
+from didicm.serving.service import find_examples
 
 
 def test_models_of_the_shipped_images_get_one_example_of_each_class():

@@ -6,7 +6,6 @@ import pytest
 
 from didicm.inference.onnx import OnnxPredictor
 from didicm.inference.predictor import Predictor
-from didicm.serving.engine import Engine
 
 WITHOUT_TORCH = """
 import sys
@@ -19,7 +18,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def exported(serve_here, onnx_model):
-    return serve_here({"bees": Engine(OnnxPredictor.load(onnx_model, "cpu"))})
+    return serve_here({"bees": OnnxPredictor.load(onnx_model, "cpu")})
 
 
 def test_an_exported_model_answers_as_the_model_does(exported, calibrated_model, file):

@@ -11,9 +11,8 @@ from didicm.data import EvalTransform, open_data
 from didicm.data.decode import image_formats
 from didicm.evaluation.fitting import calibrate
 from didicm.inference.predictor import Predictor
-from didicm.serving.engine import Engine
-from didicm.serving.examples import find_examples
 from didicm.serving.security import Access, Limits
+from didicm.serving.service import find_examples
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 1_200_000  # milliseconds
@@ -39,7 +38,7 @@ def models(tmp_path_factory):
         save(kind(network), place, class_names=names, transform=EvalTransform(14, 1, crop_pct=1.0).to_dict())
         if kind is DiffusionClassifier:
             calibrate(place, "fashion-mini")
-        found[name] = Engine(Predictor.load(place, "cpu"))
+        found[name] = Predictor.load(place, "cpu")
     return found
 
 
@@ -96,13 +95,11 @@ def test_an_upload_is_answered_and_the_slider_walks_its_steps(visit, address, mo
     page.get_by_label("Choose an image file").set_input_files(path)
     expect(page.get_by_role("heading", name="Posterior")).to_be_visible()
     assert page.get_by_role("img", name="your image photo.jpg").evaluate("i => i.complete && i.naturalWidth") == 32
-    expected = models["shoes"].predictor(path)
+    expected = models["shoes"](path)
     rows = shown(page)
     assert [row[0] for row in rows] == [name for name, _ in expected.classes[:5]]
     assert rows[0][-1] == f"{100 * expected.classes[0][1]:.1f} %"
-    assert [row[0] for row in shown(page, "plain")] == [
-        name for name, _ in models["plain"].predictor(path).classes[:5]
-    ]
+    assert [row[0] for row in shown(page, "plain")] == [name for name, _ in models["plain"](path).classes[:5]]
     region = page.get_by_role("region", name="shoes")
     assert expected.unlike_training  # no shoe: no set would hold the truth
     expect(region.get_by_role("definition").nth(1)).to_contain_text("do not rely on these probabilities")
@@ -142,7 +139,7 @@ def test_a_text_file_is_an_error_that_the_next_image_clears(visit, address, writ
 
 def test_the_conformal_set_of_an_example_is_shown(visit, address, models):
     examples = find_examples(None, models["shoes"].class_names, Limits())
-    expected = {item.name: models["shoes"].predictor(item.data) for item in examples}
+    expected = {item.name: models["shoes"](item.data) for item in examples}
     name, known = next((name, found) for name, found in expected.items() if found.conformal_set is not None)
     page = visit(address)
     page.get_by_role("button", name=name).click()

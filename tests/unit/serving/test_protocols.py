@@ -137,7 +137,7 @@ def test_an_interface_without_choices_for_an_image_is_refused(client, interface)
     assert client.post_json("/predict", {"tasks": [], "label_config": interface})[0] == 400
 
 
-def test_images_are_fetched_from_label_studio_alone(serve_here, engine, file, monkeypatch):
+def test_images_are_fetched_from_label_studio_alone(serve_here, predictor, file, monkeypatch):
     seen = []
 
     class Studio(BaseHTTPRequestHandler):
@@ -157,7 +157,7 @@ def test_images_are_fetched_from_label_studio_alone(serve_here, engine, file, mo
     studio = ThreadingHTTPServer(("127.0.0.1", 0), Studio)
     threading.Thread(target=studio.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{studio.server_port}"
-    client = serve_here({"bees": engine}, label_studio=address)
+    client = serve_here({"bees": predictor}, label_studio=address)
     addresses = [
         "/data/a.png",
         f"{address}/data/b.png",
@@ -173,7 +173,7 @@ def test_images_are_fetched_from_label_studio_alone(serve_here, engine, file, mo
     assert sorted(seen) == [("/data/a.png", "Token key"), ("/data/b.png", "Token key"), ("/moved", "Token key")]
 
 
-def test_few_fetched_images_are_in_memory_at_once(serve_here, engine, file, monkeypatch):
+def test_few_fetched_images_are_in_memory_at_once(serve_here, predictor, file, monkeypatch):
     lock, held, most, read = threading.Lock(), [0], [0], service.read_image
 
     def count(change):
@@ -193,13 +193,13 @@ def test_few_fetched_images_are_in_memory_at_once(serve_here, engine, file, monk
 
     monkeypatch.setattr(LabelStudio, "_fetch", fetch)
     monkeypatch.setattr(service, "read_image", counted)
-    client = serve_here({"bees": engine})
+    client = serve_here({"bees": predictor})
     tasks = [{"data": {"picture": "/a.png"}}] * 40
     _, content = client.post_json("/predict", {"tasks": tasks, "label_config": INTERFACE})
     assert all(entry["result"] for entry in content["results"])
     assert 1 <= most[0] <= service.FETCHED
 
 
-def test_an_address_that_is_none_is_told(engine):
+def test_an_address_that_is_none_is_told(predictor):
     with pytest.raises(UserError, match="http://localhost:8080"):
-        create_app(Service({"bees": engine}), Access(), label_studio="localhost:8080")
+        create_app(Service({"bees": predictor}), Access(), label_studio="localhost:8080")

@@ -22,28 +22,18 @@ TOKEN = "correct-horse-battery-staple"
 
 
 class Gate:
-    """An engine that answers when it is told to."""
+    """A model that answers when it is told to."""
 
-    has_trajectory = False
+    def __init__(self, predictor):
+        self.predictor, self.asked, self.open = predictor, threading.Semaphore(0), threading.Event()
 
-    def __init__(self, engine):
-        self.engine, self.class_names = engine, engine.class_names
-        self.training_prior, self.rule = engine.training_prior, engine.rule
-        self.asked, self.open = threading.Semaphore(0), threading.Event()
+    def __getattr__(self, name):
+        return getattr(self.predictor, name)
 
-    def describe(self):
-        return self.engine.describe()
-
-    def check(self, question):
-        self.engine.check(question)
-
-    def read(self, image):
-        return self.engine.read(image)
-
-    def predict(self, images, question):
+    def predict_batch(self, images, **options):
         self.asked.release()
         assert self.open.wait(600)
-        return self.engine.predict(images, question)
+        return self.predictor.predict_batch(images, **options)
 
 
 def bomb(width, height):
@@ -75,8 +65,8 @@ def test_every_answer_has_the_headers(client, file):
     assert "access-control-allow-origin" not in headers
 
 
-def test_without_the_token_only_health_and_the_empty_page_are_open(serve_here, engine, file):
-    client = serve_here({"bees": engine}, Access(TOKEN))
+def test_without_the_token_only_health_and_the_empty_page_are_open(serve_here, predictor, file):
+    client = serve_here({"bees": predictor}, Access(TOKEN))
     for path in ("/", "/page.js", "/page.css", "/health", "/v2/health/ready"):
         assert client.get(path)[0] == 200
     for path in ("/info", "/metrics", "/examples", "/v2/models/bees", "/openapi.json", "/nowhere"):
@@ -91,11 +81,11 @@ def test_without_the_token_only_health_and_the_empty_page_are_open(serve_here, e
     assert client.get("/info", Authorization="Basic ???")[0] == 401
 
 
-def test_a_web_page_cannot_reach_the_server_by_a_name_of_its_own(client, serve_here, engine):
+def test_a_web_page_cannot_reach_the_server_by_a_name_of_its_own(client, serve_here, predictor):
     assert client.get("/info", Host="rebound.example:8000")[0] == 421
     for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
         assert client.get("/info", Host=host)[0] == 200
-    assert serve_here({"bees": engine}, Access(any_host=True)).get("/info", Host="gpu.example")[0] == 200
+    assert serve_here({"bees": predictor}, Access(any_host=True)).get("/info", Host="gpu.example")[0] == 200
 
 
 def test_others_are_let_in_with_a_token_or_when_said_twice(tmp_path, monkeypatch):
@@ -129,9 +119,9 @@ def test_the_token_of_the_documentation_is_one(page, monkeypatch):
     assert "-e DIDICM_TOKEN -v" in text
 
 
-def test_sizes_are_limited(serve_here, engine, file):
+def test_sizes_are_limited(serve_here, predictor, file):
     limits = Limits(upload_bytes=5000, images=2, pixels=1000)
-    client = serve_here({"bees": engine}, limits=limits)
+    client = serve_here({"bees": predictor}, limits=limits)
     for status, content in (
         client.post("/predict", bytes(5001)),
         client.request("POST", "/predict", iter([bytes(3000)] * 2))[:2],  # chunked: no length beforehand
@@ -165,10 +155,10 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(client, size):
         ("JPEG2000", 3_500, {}, True),
     ],
 )
-def test_no_image_takes_more_than_300_mb(engine, peak, kind, side, options, refused):
+def test_no_image_takes_more_than_300_mb(predictor, peak, kind, side, options, refused):
     buffer = io.BytesIO()
     Image.new("RGB", (side, side), (0, 90, 0)).save(buffer, kind, **options)
-    used, told = peak(lambda: read_image(engine, buffer.getvalue(), Limits()))
+    used, told = peak(lambda: read_image(predictor, buffer.getvalue(), Limits()))
     assert used < 300 * 2**20
     assert ("make it smaller" in told) == refused
 
@@ -222,8 +212,8 @@ def test_many_frames_are_read_as_one(client, picture):
     assert client.post("/predict", buffer.getvalue())[0] == 200
 
 
-def test_overload_is_answered_with_when_to_come_back(serve_here, engine, file):
-    gate = Gate(engine)
+def test_overload_is_answered_with_when_to_come_back(serve_here, predictor, file):
+    gate = Gate(predictor)
     client = serve_here({"bees": gate}, limits=Limits(requests=1))
     found = []
     first = threading.Thread(target=lambda: found.append(client.post("/predict", file())))
@@ -240,17 +230,17 @@ def test_overload_is_answered_with_when_to_come_back(serve_here, engine, file):
     assert client.post("/predict", file())[0] == 200
 
 
-def test_a_full_queue_and_full_memory_are_overload(serve_here, engine, file):
-    client = serve_here({"bees": engine}, limits=Limits(waiting=2))
+def test_a_full_queue_and_full_memory_are_overload(serve_here, predictor, file):
+    client = serve_here({"bees": predictor}, limits=Limits(waiting=2))
     many = [("image", "a.png", file())] * 3
     assert client.post_form("/predict", *many)[0] == 503
     assert client.post_form("/predict", *many[:2])[0] == 200
-    client = serve_here({"bees": engine}, limits=Limits(all_bytes=1000))
+    client = serve_here({"bees": predictor}, limits=Limits(all_bytes=1000))
     assert client.post("/predict", bytes(1001))[0] == 503
 
 
-def test_a_model_that_takes_too_long_is_overload_and_a_slow_upload_is_late(serve_here, engine, file):
-    gate = Gate(engine)
+def test_a_model_that_takes_too_long_is_overload_and_a_slow_upload_is_late(serve_here, predictor, file):
+    gate = Gate(predictor)
     client = serve_here({"bees": gate}, limits=Limits(seconds=0.5))
     assert client.post("/predict", file())[0] == 503
     gate.open.set()
@@ -265,9 +255,9 @@ def test_a_model_that_takes_too_long_is_overload_and_a_slow_upload_is_late(serve
     assert "didicm_upload_bytes_under_way 0" in client.get("/metrics")[1].decode().splitlines()
 
 
-def test_a_client_that_never_finishes_its_head_is_dropped(serve_here, engine, monkeypatch):
+def test_a_client_that_never_finishes_its_head_is_dropped(serve_here, predictor, monkeypatch):
     monkeypatch.setattr(server, "PATIENCE", 1)
-    client = serve_here({"bees": engine})
+    client = serve_here({"bees": predictor})
     for said in (b"", b"GET / HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"):
         with socket.create_connection(("127.0.0.1", client.port), timeout=600) as slow:
             slow.sendall(said)
@@ -280,13 +270,13 @@ def test_a_client_that_never_finishes_its_head_is_dropped(serve_here, engine, mo
             assert received.count(b"HTTP/1.1 200") == said.count(b"\r\n\r\n")
 
 
-def test_an_answer_without_a_reason_says_nothing_of_the_inside(serve_here, engine, file, caplog):
+def test_an_answer_without_a_reason_says_nothing_of_the_inside(serve_here, predictor, file, caplog):
     class Broken(Gate):
-        def check(self, question):
+        def changed(self, **sampler):
             raise RuntimeError("/secret/path")
 
-    client = serve_here({"bees": Broken(engine)})
-    status, content = client.post("/predict", file())
+    client = serve_here({"bees": Broken(predictor)})
+    status, content = client.post("/predict?steps=2", file())
     assert status == 500
     assert content == {"error": "the server failed: its log has the reason"}
     assert "/secret/path" in caplog.text
