@@ -141,7 +141,7 @@ def export_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "export", export)
-        patch.setattr("didicm.cli.models.export", export)
+        patch.setattr("didicm.cli.export.export", export)
         yield
 
 
