@@ -180,7 +180,7 @@ def _versions() -> dict[str, str]:
 
 
 def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> list[SamplerSpec]:
-    """The ways to sample a classifier: those asked for, or its recipe's, a single call, and fewer steps.
+    """The ways to sample a classifier: those asked for, or its recipe's first: steps, a single call, and fewer steps.
 
     An ensemble answers by its first members, from one to all.
     """
@@ -198,7 +198,8 @@ def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> li
 
     steps = classifier.sampler.steps
     fewer = [cp(2**i, stored=False) for i in reversed(range(12)) if 2**i < steps]
-    return [cp(steps), SamplerSpec(ONE_CALL, {"method": "readout"}), *fewer]
+    usual = [cp(steps), SamplerSpec(ONE_CALL, {"method": "readout"})]
+    return [*(usual[::-1] if classifier.sampler.method == "readout" else usual), *fewer]
 
 
 def final_epochs_gain(metrics: Path, epochs: int) -> float | None:
