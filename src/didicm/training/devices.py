@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -154,35 +154,25 @@ def gather(state: Any) -> Any:
 
 def gather_rows(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Join the rows of all processes, whose number may differ by one."""
-    if fabric.world_size > 1:
-        probs, labels = probs.to(fabric.device), labels.to(fabric.device)
-        longest = _reduce_max(fabric, torch.tensor(float(len(labels)), device=labels.device))
-        pad = int(longest) - len(labels)
-        labels = _all_gather(fabric, nn.functional.pad(labels, (0, pad), value=-1)).flatten()
-        probs = _all_gather(fabric, nn.functional.pad(probs, (0, 0, 0, pad))).flatten(0, 1)
-        probs, labels = probs[labels >= 0], labels[labels >= 0]
-    return probs.cpu(), labels.cpu()
+    if fabric.world_size == 1:
+        return probs, labels
+    parts: list[Any] = [None] * fabric.world_size
+    distributed.all_gather_object(parts, (probs, labels), group=_hosts())
+    probs, labels = map(torch.cat, zip(*parts, strict=True))
+    return probs, labels
 
 
 def scatter(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Split an optimiser's joined state as its parameters are split."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    split = {i: {name: _like(x, parameters[i]) for name, x in own.items()} for i, own in state["state"].items()}
+
+    def like(x: Any, parameter: Tensor) -> Any:
+        if isinstance(parameter, DTensor) and isinstance(x, Tensor) and x.shape == parameter.shape:
+            return distribute_tensor(x.to(parameter.device), parameter.device_mesh, parameter.placements)
+        return x
+
+    split = {i: {name: like(x, parameters[i]) for name, x in own.items()} for i, own in state["state"].items()}
     return {**state, "state": split}
-
-
-def _reduce_max(fabric: Fabric, x: Tensor) -> Tensor:
-    return cast(Tensor, fabric.all_reduce(x, reduce_op="max"))
-
-
-def _all_gather(fabric: Fabric, x: Tensor) -> Tensor:
-    return cast(Tensor, fabric.all_gather(x))
-
-
-def _like(x: Any, parameter: Tensor) -> Any:
-    if isinstance(parameter, DTensor) and isinstance(x, Tensor) and x.shape == parameter.shape:
-        return distribute_tensor(x.to(parameter.device), parameter.device_mesh, parameter.placements)
-    return x
 
 
 def _shard(module: nn.Module, mesh: Any) -> nn.Module:
