@@ -133,10 +133,9 @@ def model_directory(source: str | Path) -> str | Path:
     if str(source).startswith(HUB):
         return str(source)
     path = Path(source)
-    if (path / CONFIG).is_file():
-        return path
-    if (path / "best" / CONFIG).is_file():
-        return path / "best"
+    for place in (path, path / "best"):
+        if (place / CONFIG).is_file():
+            return place
     if not path.exists():
         raise UserError(f"{path} does not exist: give the directory of a run or of a model, or {HUB}owner/name")
     if (path / "config.yaml").is_file():
@@ -242,18 +241,16 @@ def _rebuild(config: dict[str, Any], model: nn.Module | None = None) -> Classifi
         recipe = coerce(config["model"], Mapping[str, Any], "model")
         arguments = {**coerce(recipe["arguments"], Mapping[str, Any], "model.arguments")}
         arguments.pop("pretrained", None)  # the weights are here: nothing is ever fetched
-        network = create_model(coerce(recipe["name"], str, "model.name"), **arguments)
-    else:
-        network = model
+        model = create_model(coerce(recipe["name"], str, "model.name"), **arguments)
     schedule, draws = config["schedule"], config["draws_per_image"]
-    process = None if schedule is None else UniformProcess(num_classes_of(network), schedule_from_dict(schedule))
+    process = None if schedule is None else UniformProcess(num_classes_of(model), schedule_from_dict(schedule))
     classifier: Classifier
     if kind == "diffusion":
         sampler = Sampler(**config["sampler"])
         later = {name: config[name] for name in _LATER if name in config}
-        classifier = DiffusionClassifier(network, process, sampler, draws, config["label_proposal"], **later)
+        classifier = DiffusionClassifier(model, process, sampler, draws, config["label_proposal"], **later)
     else:
-        classifier = StandardClassifier(network, config["objective"], process, draws)
+        classifier = StandardClassifier(model, config["objective"], process, draws)
     if (views := config.get("views")) is not None:  # older models lack it
         classifier.views = Views(**coerce(views, Mapping[str, Any], "views"))
         if classifier.views.fill is not None and len(classifier.views.fill) != classifier.in_chans:

@@ -95,6 +95,10 @@ class Classifier(nn.Module, ABC):
     def multiply_adds(self, size: int, calls: float, **settings: Any) -> int:
         """Multiply-adds of a posterior of an image of size x size pixels that takes so many network calls."""
 
+    def asked(self, settings: Mapping[str, Any]) -> tuple[tuple["Classifier", ...], dict[str, Any]]:
+        """The classifiers that a posterior asks, and the settings that go to each."""
+        return (self,), dict(settings)
+
     def forward(self, image: Tensor) -> Tensor:
         """P(class | image) as (B, K) probabilities: a drop-in for any PyTorch code."""
         return self.posterior(image).probs
@@ -140,7 +144,7 @@ class DiffusionClassifier(Classifier):
                 f"mask {mask:g} asks the network without a label, which {type(model).__name__} cannot answer: "
                 "leave it out, or derive the network from didicm.models.ScoreModel"
             )
-        self._check_sampler(self.sampler)
+        self._sampler({})
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
         """Score entropy (Algorithm 1); several draws of noise share one encoding of the image.
@@ -175,15 +179,13 @@ class DiffusionClassifier(Classifier):
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
-        sampler = self.sampler.changed(**settings) if settings else self.sampler
-        self._check_sampler(sampler)
+        sampler = self._sampler(settings)
         network = _Remembering(self._network)
         found = sampler(network, image, self.process, callback, self.views, masked=self.mask > 0)
         return Posterior(found.probs, found.nfe, found.calls, _pooled(network.features))
 
     def resolve(self, **settings: Any) -> tuple[Sampler, dict[str, Any]]:
-        sampler = self.sampler.changed(**settings)
-        self._check_sampler(sampler)
+        sampler = self._sampler(settings)
         if sampler.views > 1:
             allowed(self.views)
         return sampler, sampler.identity()
@@ -191,11 +193,13 @@ class DiffusionClassifier(Classifier):
     def multiply_adds(self, size: int, calls: float, **settings: Any) -> int:
         return cost(self.model, size).total(calls, self.sampler.changed(**settings).encodings)
 
-    def _check_sampler(self, sampler: Sampler) -> None:
+    def _sampler(self, settings: Mapping[str, Any]) -> Sampler:
+        sampler = self.sampler.changed(**settings) if settings else self.sampler
         if self.mask == 1 and sampler.method != "readout":
             raise UserError(
                 "with mask 1 a network has only learned to answer without a label: set sampler readout"
             )
+        return sampler
 
     @property
     def _network(self) -> ScoreFunction:
@@ -229,7 +233,7 @@ class StandardClassifier(Classifier):
         self.process = process
 
     def losses(self, image: Tensor, target: Tensor, u: Tensor) -> Tensor:
-        logits = self._logits(image)
+        logits = self._checked(self.model(image), image)
         if self._asks_per_class:
             if self.objective == "multi-label":
                 # By that paper's text every class of a mix is a positive. timm's --bce-target-thresh, usually 0.2,
@@ -273,36 +277,30 @@ class StandardClassifier(Classifier):
         return count
 
     def _answer(self, image: Tensor) -> Posterior:
-        logits, features = self._logits_and_features(image)
+        model: Any = self.model
+        if image.ndim == 2:  # features that were computed earlier
+            logits, features = self._checked(model(image), image), image
+        elif all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier")):
+            x = model.forward_features(image)
+            logits = self._checked(model.forward_head(x), image)
+            features = _pooled(model.forward_head(x, pre_logits=True))
+        else:  # without timm's interface, logits are all there is
+            features = logits = self._checked(model(image), image)
         # As of a diffusion classifier: an error, but from a compiled or exported graph, which cannot raise, NaN.
         if not torch.compiler.is_compiling() and not bool(logits.isfinite().all()):
             raise FloatingPointError(
                 "the network returned non-finite logits: its weights or the image are broken, or half precision "
                 "overflowed; check them, or run the network in float32"
             )
-        if self._asks_per_class:
-            # Each sigmoid estimates the probability of its class; a softmax would sharpen them.
-            log_probs = F.logsigmoid(logits)
-            return Posterior((log_probs - log_probs.logsumexp(-1, keepdim=True)).exp(), 1, features=features)
-        return Posterior(logits.softmax(-1), 1, features=features)
+        if not self._asks_per_class:
+            return Posterior(logits.softmax(-1), 1, features=features)
+        # Each sigmoid estimates the probability of its class; a softmax would sharpen them.
+        log_probs = F.logsigmoid(logits)
+        return Posterior((log_probs - log_probs.logsumexp(-1, keepdim=True)).exp(), 1, features=features)
 
     @property
     def _asks_per_class(self) -> bool:
         return self.objective in ("binary-cross-entropy", "multi-label")
-
-    def _logits(self, image: Tensor) -> Tensor:
-        return self._checked(self.model(image), image)
-
-    def _logits_and_features(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and what the last layer makes them of: without timm's interface, the logits themselves."""
-        model: Any = self.model
-        if image.ndim == 2:  # features that were computed earlier
-            return self._logits(image), image
-        if not all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier")):
-            logits = self._logits(image)
-            return logits, logits
-        x = model.forward_features(image)
-        return self._checked(model.forward_head(x), image), _pooled(model.forward_head(x, pre_logits=True))
 
     def _checked(self, logits: Tensor, image: Tensor) -> Tensor:
         if logits.shape != (image.shape[0], self.num_classes):
@@ -367,7 +365,6 @@ class Ensemble(Classifier):
         return sum(member.multiply_adds(size, calls / len(members), **settings) for member in members)
 
     def asked(self, settings: Mapping[str, Any]) -> tuple[tuple[Classifier, ...], dict[str, Any]]:
-        """The members that are asked, and the settings that go to each."""
         own = dict(settings)
         count = coerce(own.pop("members", len(self.members)), Natural, "members")
         if count > len(self.members):

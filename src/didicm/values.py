@@ -142,11 +142,8 @@ def _leaves(config: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in fields(config):
         value = getattr(config, item.name)
-        found |= (
-            {f"{item.name}.{k}": x for k, x in _leaves(value).items()}
-            if is_dataclass(value)
-            else {item.name: value}
-        )
+        nested = is_dataclass(value)
+        found |= {f"{item.name}.{k}": x for k, x in _leaves(value).items()} if nested else {item.name: value}
     return found
 
 
@@ -198,7 +195,7 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     if origin in (Union, UnionType):
         return _coerce_union(value, parts, kind, name)
     if origin is tuple and isinstance(value, (list, tuple)):
-        kinds = [parts[0]] * len(value) if parts[-1] is Ellipsis else parts
+        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
         if len(kinds) == len(value):
             return tuple(coerce(x, part, name) for x, part in zip(value, kinds, strict=True))
     elif is_mapping(kind) and isinstance(value, Mapping):
@@ -230,9 +227,8 @@ def _coerce_union(value: Any, parts: tuple[Any, ...], kind: Any, name: str) -> A
             return coerce(value, part, name)
         except UserError as error:
             # Of the right type but out of range: that says more than a list of the types.
-            told = (
-                error if get_origin(part) is Annotated and "must be " + describe(part) not in str(error) else told
-            )
+            if get_origin(part) is Annotated and f"must be {describe(part)}" not in str(error):
+                told = error
     raise told or UserError(f"{name} must be {describe(kind)}, got {value!r}")
 
 

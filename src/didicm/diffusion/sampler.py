@@ -1,4 +1,4 @@
-"""How to sample, as one value that settings, checkpoints and flags share; views of an image; the early stop."""
+"""How to sample, as one value that settings, checkpoints and flags share; and views of an image."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -13,93 +13,23 @@ from torch.nn import functional as F
 from didicm.diffusion.process import UniformProcess
 from didicm.diffusion.random import ImageRandom
 from didicm.diffusion.sampling import (
-    SELECT,
     Average,
     Callback,
     Posterior,
     Select,
-    Step,
     readout,
     sample_cl,
     sample_cp,
-    uniform_state,
+    sample_until_settled,
 )
-from didicm.diffusion.solver import (
-    Interval,
-    ScoreFunction,
-    Scores,
-    ScoreTime,
-    Solver,
-    SolverStep,
-    intervals,
-    solver_step,
-)
+from didicm.diffusion.solver import ScoreFunction, ScoreTime, Solver
 from didicm.errors import UserError, did_you_mean
-from didicm.values import Count, Few, Fraction, Natural, Positive, Range, Settings, coerce
+from didicm.values import Count, Few, Fraction, Natural, Range, Settings
 
 Method: TypeAlias = Literal["cp", "cl", "readout"]
 
 _METHODS: dict[str, Callable[..., Posterior]] = {"cp": sample_cp, "cl": sample_cl, "readout": readout}
 _SALT = 0x5EED0F71E35  # so that views and a sampler's labels are drawn independently from one seed
-
-
-def sample_until_settled(
-    model: ScoreFunction,
-    image: Tensor,
-    process: UniformProcess,
-    *,
-    tolerance: float,
-    steps: int = 8,
-    select: Select = "argmin",
-    solver: Solver = "exact",
-    score_time: ScoreTime = "midpoint",
-    floor: bool = False,
-    callback: Callback | None = None,
-    seed: int = 0,
-) -> Posterior:
-    """`sample_cp` in which an image that has settled takes one last step, straight to time 0.
-
-    Each score implies the posterior at which the process would end if nothing changed any more; an image has
-    settled when the total variation between two of those in a row is below `tolerance`. The state itself would not
-    tell: it moves as noise is removed, whatever the network says. The last step is exact and asks at its midpoint,
-    where there is less noise than at any score before. Looking at every answer waits for the device each time, so
-    unlike a sampler of a fixed number of steps this cannot be one compiled graph.
-
-    The other arguments are those of `sample_cp`. No image depends on its batch.
-    """
-    coerce(tolerance, Positive, "tolerance")
-    times = intervals(process.schedule, steps, None, solver, score_time)
-    step, to_end = solver_step(solver, floor), solver_step("exact")
-    choose = SELECT[coerce(select, Select, "select")]
-    score, random, p = Scores(model, image, process), ImageRandom(image, seed), uniform_state(image, process)
-    end, calls = process.schedule.at(0.0), torch.zeros(len(p), dtype=torch.long, device=p.device)
-
-    def advance(rows: Tensor, step: SolverStep, at: Interval) -> tuple[Tensor, Tensor]:
-        """The states after a step of some images, and where those would end."""
-        log_score = score(label[rows], at.score, rows)
-        calls[rows] += 1
-        state = p[rows].to(log_score.dtype)
-        ends = to_end(process, state, log_score, Interval(at.t, at.score, end))
-        return p.to(log_score.dtype).index_copy(0, rows, step(process, state, log_score, at)), ends
-
-    moving, settled = torch.arange(len(p), device=p.device), torch.arange(0, device=p.device)  # rows of images
-    before: Tensor | None = None  # where the moving ones would have ended a step ago
-    for interval in times:
-        label = choose(p, random)  # of all images, so that each draws as often, whatever the others do
-        if len(settled):
-            p, _ = advance(settled, to_end, Interval(interval.t, process.schedule.at(interval.t.time / 2), end))
-            settled = settled[:0]
-        if len(moving):
-            p, ends = advance(moving, step, interval)
-            still = torch.zeros_like(moving, dtype=torch.bool)
-            if before is not None:
-                still = (ends - before).abs().sum(-1) / 2 < tolerance
-            settled, moving, before = moving[still], moving[~still], ends[~still]
-        if callback:
-            callback(Step(interval.s.time, p, label.unsqueeze(-1)))
-        if not len(moving) and not len(settled):
-            break
-    return Posterior(score.checked(p), nfe=int(calls.max()), calls=calls)
 
 
 @dataclass(frozen=True)
@@ -121,13 +51,10 @@ class Views(Settings):
         random, views = ImageRandom(image, seed ^ _SALT), [image]
         while len(views) < count:
             offset = (random.uniform(2) * (2 * self.shift + 1)).long()
-            views.append(self._view(image, offset, self.hflip and len(views) % 2 == 1))
+            flip = torch.full((len(image),), self.hflip and len(views) % 2 == 1, device=image.device)
+            # One memory layout for all views: a network's rounding may depend on it.
+            views.append(crop_and_flip(self._padded(image), offset, flip, image.shape[-2:]).contiguous())
         return views
-
-    def _view(self, image: Tensor, offset: Tensor, flipped: bool) -> Tensor:
-        flip = torch.full((len(image),), flipped, device=image.device)
-        # One memory layout for all views: a network's rounding may depend on it.
-        return crop_and_flip(self._padded(image), offset, flip, image.shape[-2:]).contiguous()
 
     def _padded(self, image: Tensor) -> Tensor:
         by = [self.shift] * 4

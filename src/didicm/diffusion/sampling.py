@@ -29,7 +29,7 @@ from didicm.diffusion.solver import (
     intervals,
     solver_step,
 )
-from didicm.values import Fraction, Natural, coerce
+from didicm.values import Fraction, Natural, Positive, coerce
 
 Select: TypeAlias = Literal["argmin", "argmax", "sample"]
 Average: TypeAlias = Literal["probs", "one-hot"]
@@ -122,9 +122,9 @@ def sample_cp(
         seed: for `select="sample"`.
     """
     times = intervals(process.schedule, steps, grid, solver, score_time)
-    step, choose = solver_step(solver, floor), SELECT[coerce(select, Select, "select")]
+    step, choose = solver_step(solver, floor), _SELECT[coerce(select, Select, "select")]
     score, random = Scores(model, image, process, views), ImageRandom(image, seed)
-    p = uniform_state(image, process)
+    p = _uniform(image, process)
     for i, interval in enumerate(times):
         score.look(i)
         label = choose(p, random)
@@ -133,6 +133,65 @@ def sample_cp(
         if callback:
             callback(Step(interval.s.time, p, label.unsqueeze(-1)))
     return Posterior(score.checked(p), nfe=len(times))
+
+
+def sample_until_settled(
+    model: ScoreFunction,
+    image: Tensor,
+    process: UniformProcess,
+    *,
+    tolerance: float,
+    steps: int = 8,
+    select: Select = "argmin",
+    solver: Solver = "exact",
+    score_time: ScoreTime = "midpoint",
+    floor: bool = False,
+    callback: Callback | None = None,
+    seed: int = 0,
+) -> Posterior:
+    """`sample_cp` in which an image that has settled takes one last step, straight to time 0.
+
+    Each score implies the posterior at which the process would end if nothing changed any more; an image has
+    settled when the total variation between two of those in a row is below `tolerance`. The state itself would not
+    tell: it moves as noise is removed, whatever the network says. The last step is exact and asks at its midpoint,
+    where there is less noise than at any score before. Looking at every answer waits for the device each time, so
+    unlike a sampler of a fixed number of steps this cannot be one compiled graph.
+
+    The other arguments are those of `sample_cp`. No image depends on its batch.
+    """
+    coerce(tolerance, Positive, "tolerance")
+    times = intervals(process.schedule, steps, None, solver, score_time)
+    step, to_end = solver_step(solver, floor), solver_step("exact")
+    choose = _SELECT[coerce(select, Select, "select")]
+    score, random, p = Scores(model, image, process), ImageRandom(image, seed), _uniform(image, process)
+    end, calls = process.schedule.at(0.0), torch.zeros(len(p), dtype=torch.long, device=p.device)
+
+    def advance(rows: Tensor, step: SolverStep, at: Interval) -> tuple[Tensor, Tensor]:
+        """The states after a step of some images, and where those would end."""
+        log_score = score(label[rows], at.score, rows)
+        calls[rows] += 1
+        state = p[rows].to(log_score.dtype)
+        ends = to_end(process, state, log_score, Interval(at.t, at.score, end))
+        return p.to(log_score.dtype).index_copy(0, rows, step(process, state, log_score, at)), ends
+
+    moving, settled = torch.arange(len(p), device=p.device), torch.arange(0, device=p.device)  # rows of images
+    before: Tensor | None = None  # where the moving ones would have ended a step ago
+    for interval in times:
+        label = choose(p, random)  # of all images, so that each draws as often, whatever the others do
+        if len(settled):
+            p, _ = advance(settled, to_end, Interval(interval.t, process.schedule.at(interval.t.time / 2), end))
+            settled = settled[:0]
+        if len(moving):
+            p, ends = advance(moving, step, interval)
+            still = torch.zeros_like(moving, dtype=torch.bool)
+            if before is not None:
+                still = (ends - before).abs().sum(-1) / 2 < tolerance
+            settled, moving, before = moving[still], moving[~still], ends[~still]
+        if callback:
+            callback(Step(interval.s.time, p, label.unsqueeze(-1)))
+        if not len(moving) and not len(settled):
+            break
+    return Posterior(score.checked(p), nfe=int(calls.max()), calls=calls)
 
 
 def sample_cl(
@@ -165,7 +224,7 @@ def sample_cl(
     coerce(average, Average, "average")
     coerce(chains, Natural, "chains")
     score, random = Scores(model, image, process, views), ImageRandom(image, seed)
-    p = uniform_state(image, process)
+    p = _uniform(image, process)
     label = random.label(process.num_classes, chains).flatten()  # (B * N,), an image's chains side by side
     owner = torch.arange(image.shape[0], device=image.device).repeat_interleave(chains)
     for i, interval in enumerate(times):
@@ -199,7 +258,7 @@ def sample_naive(
     At most `chunk` pairs of an image and a label go through the network together, as in `sample_cl`.
     """
     times, step = intervals(process.schedule, steps, grid, solver, score_time), solver_step(solver)
-    score, p = Scores(model, image, process), uniform_state(image, process)
+    score, p = Scores(model, image, process), _uniform(image, process)
     owner, label = torch.ones_like(p).nonzero().unbind(-1)  # (B * K,), every pair of an image and a label
     for interval in times:
         next_p = torch.zeros_like(p)
@@ -230,13 +289,13 @@ def _least_likely(p: Tensor) -> Tensor:
     return least.byte().argmax(-1)
 
 
-SELECT: dict[Select, Callable[[Tensor, ImageRandom], Tensor]] = {
+_SELECT: dict[Select, Callable[[Tensor, ImageRandom], Tensor]] = {
     "argmin": lambda p, random: _least_likely(p),
     "argmax": lambda p, random: p.argmax(-1),
     "sample": lambda p, random: sample_categorical(p, random.uniform().squeeze(-1)),
 }
 
 
-def uniform_state(image: Tensor, process: UniformProcess) -> Tensor:
-    """Where the reverse process starts: every class alike, (B, K)."""
+def _uniform(image: Tensor, process: UniformProcess) -> Tensor:
+    """Where the reverse process starts, (B, K)."""
     return torch.full((image.shape[0], process.num_classes), 1 / process.num_classes, device=image.device)

@@ -116,9 +116,7 @@ class Scores:
         self.process, self._model, self._views = process, model, views or [image]
         self._encoded = {0: model.encode(self._views[0])}
         self._features = self._encoded[0]
-        self._sums: list[
-            tuple[float, Tensor]
-        ] = []  # for each call its time, and sums over log-scores by image (B,)
+        self._sums: list[tuple[float, Tensor]] = []  # of each call: its time, and sums of log-scores by image (B,)
         self._zero = torch.zeros(image.shape[0], device=image.device)
 
     def __call__(self, label: Tensor, t: Noise, rows: Tensor | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from didicm.evaluation.met_images import leave_out_fitted, note_choice
 from didicm.evaluation.metrics import BINS, calibration_error, evaluate_probs, nll
 from didicm.evaluation.stored import StoredModel, open_model
 
+AnyModel: TypeAlias = str | Path | StoredModel
 UNLIKE = "unlike"  # share of images that are flagged as unlike those of training
 SURE = 0.5  # least probability of the other class, for a label to be suspect
 
@@ -48,19 +49,30 @@ class ModelEvaluation:
 
 
 class TestImages(NamedTuple):
-    """Images to measure a model on, and the calibration that its answers get."""
+    """A model, images to measure it on, and the calibration that its answers get."""
 
+    model: StoredModel
     images: ImageSet
     described: str  # in a few words
     calibration: Calibration | None
     note: str  # on the calibration
     notes: list[str]  # on images that the model has met before
 
+    def calibrated(self, probs: Tensor) -> Tensor:
+        """Probabilities (N, K) after the temperature, if there is one."""
+        return probs if self.calibration is None else apply_temperature(probs, self.calibration.temperature)
+
+    def unlike(self, features: Tensor | None) -> Tensor | None:
+        """1 for images that are flagged as unlike those of training, (N,); None without an outlier score."""
+        rule = None if self.calibration is None else self.calibration.outliers
+        return None if rule is None or features is None else (rule.scores(features) > rule.threshold).double()
+
 
 def open_test_images(
-    model: StoredModel, data: str, split: str | None, labels: str | None, group_by: str | None, *, calibrated: bool
+    model: AnyModel, data: str, split: str | None, labels: str | None, group_by: str | None, *, calibrated: bool
 ) -> TestImages:
     """Open images without those that the calibration was fitted on; arguments are those of `evaluate`."""
+    model = model if isinstance(model, StoredModel) else open_model(model)
     images, described = model.images(data, split, labels, group_by)
     notes = note_choice(images, data, model) if split != "train" else []
     calibration, note = None, "calibration left out"
@@ -69,7 +81,7 @@ def open_test_images(
     if calibration is not None:
         images, told = leave_out_fitted(images, data, calibration)
         notes += told
-    return TestImages(images, described, calibration, note, notes)
+    return TestImages(model, images, described, calibration, note, notes)
 
 
 def evaluate(
@@ -99,18 +111,12 @@ def evaluate(
         seed: of corruption and intervals.
         loading: corruption, batch_size, workers and progress, as for `run.evaluate`.
     """
-    model = model if isinstance(model, StoredModel) else open_model(model)
     test = open_test_images(model, data, split, labels, group_by, calibrated=calibrated)
-    images, calibration = test.images, test.calibration
-    outliers = None if calibration is None else calibration.outliers
-    asked: dict[str, Any] = {"seed": seed, "features": outliers is not None, **loading}
-    found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, **asked)
-    probs, truth = found.probs[""], found.labels
-    if calibration is not None:
-        probs = apply_temperature(probs, calibration.temperature)
-    unlike = None
-    if outliers is not None and found.features is not None:
-        unlike = (outliers.scores(found.features) > outliers.threshold).double().mean().item()
+    model, calibration = test.model, test.calibration
+    scored = calibration is not None and calibration.outliers is not None
+    asked: dict[str, Any] = {"seed": seed, "features": scored, **loading}
+    found = run.evaluate(model.classifier, test.images, model.transform, {"": model.sampler}, **asked)
+    probs, truth, unlike = test.calibrated(found.probs[""]), found.labels, test.unlike(found.features)
     rules = calibration.conformal if calibration is not None else {}
     sets = {name: (rule, rule.sets(probs)) for name, rule in rules.items()}
     return ModelEvaluation(
@@ -134,7 +140,7 @@ def evaluate(
         labels=truth,
         class_names=model.class_names,
         image_names=found.image_names,
-        unlike_training=unlike,
+        unlike_training=None if unlike is None else unlike.mean().item(),
     )
 
 
@@ -174,10 +180,9 @@ def evaluate_shift(
     Each image is decoded once, and no posterior is kept. Arguments are those of `evaluate`; `seed` decides what is
     random in the corruptions, each of which is as with `corruption` there.
     """
-    model = model if isinstance(model, StoredModel) else open_model(model)
     test = open_test_images(model, data, split, labels, group_by, calibrated=calibrated)
-    names = [f"{name}:{severity}" for name in SUITE for severity in SEVERITIES]
-    views = [None, *map(Corruptions.parse, names)]
+    model = test.model
+    views = [None, *(Corruptions.parse(f"{name}:{severity}") for name in SUITE for severity in SEVERITIES)]
     loading: dict[str, Any] = {"corruption": views, "seed": seed, "workers": workers}
     loading["batch_size"] = max(1, batch_size // len(views))
     found: list[dict[str, Tensor]] = []
@@ -199,14 +204,10 @@ def evaluate_shift(
 
 def _per_row(batch: run.Batch, test: TestImages) -> dict[str, Tensor]:
     """What the metrics need of each row of a batch, (B,) each."""
-    probs, calibration = batch.probs[""], test.calibration
-    if calibration is not None:
-        probs = apply_temperature(probs, calibration.temperature)
+    probs, unlike = test.calibrated(batch.probs[""]), test.unlike(batch.features)
     right = (probs.argmax(-1) == batch.label).double()
     rows = {"confidence": probs.amax(-1), "right": right, "nll": nll(probs, batch.label)}
-    if calibration is not None and calibration.outliers is not None:
-        rows[UNLIKE] = (calibration.outliers.scores(batch.features) > calibration.outliers.threshold).double()
-    return rows
+    return rows if unlike is None else {**rows, UNLIKE: unlike}
 
 
 def _metrics(rows: dict[str, Tensor], bins: int) -> dict[str, float]:

@@ -22,8 +22,8 @@ from didicm.checkpoint import CALIBRATION, CONFIG, HUB, OUTLIERS, local_director
 from didicm.errors import UserError
 from didicm.evaluation.label_sets import ConformalRule, Floats, Method, class_scores, conformal_rank
 from didicm.evaluation.metrics import TINY, check, check_probs
-from didicm.evaluation.outliers import OutlierRule, load_rule, save_tensors
-from didicm.files import read_json, sha256, to_json, write_files
+from didicm.evaluation.outliers import OutlierRule, load_rule
+from didicm.files import Write, read_json, sha256, to_json, write_files
 from didicm.values import Positive, Settings, renamed
 
 FORMAT = 1
@@ -61,14 +61,13 @@ def fit_temperature(probs: Tensor, labels: Tensor, prior: float = 0.0) -> Temper
         return (mean - target).mean().item(), variance.mean().item()
 
     start, _ = slopes(1.0)
-    value, warning = 1.0, None  # kept where no temperature matters, as for a uniform posterior
-    if start < -FLAT and slopes(1 / LOWEST)[0] < 0:
-        value, warning = LOWEST, _at_bound(LOWEST, "sharper")
-    elif start > FLAT and slopes(1 / HIGHEST)[0] > 0:
-        value, warning = HIGHEST, _at_bound(HIGHEST, "flatter")
-    elif abs(start) > FLAT:
-        value = 1 / _root(slopes, 1 / HIGHEST, 1 / LOWEST)
-    return Temperature(value, warning)
+    if abs(start) <= FLAT:  # no temperature matters, as for a uniform posterior
+        return Temperature(1.0, None)
+    bound, way = (LOWEST, "sharper") if start < 0 else (HIGHEST, "flatter")
+    if slopes(1 / bound)[0] * start > 0:
+        told = f"the temperature stopped at its bound {bound}: these images ask for a still {way} posterior"
+        return Temperature(bound, told)
+    return Temperature(1 / _root(slopes, 1 / HIGHEST, 1 / LOWEST), None)
 
 
 def apply_temperature(probs: Tensor, temperature: float) -> Tensor:
@@ -169,16 +168,14 @@ def save_calibration(directory: str | Path, calibration: Calibration) -> Path:
     directory, outliers = Path(directory), calibration.outliers
     values = {"format": FORMAT, "weights_sha256": weights_digest(directory)}
     values |= asdict(replace(calibration, outliers=None))
-    if outliers is None:
-        write_files(directory, {CALIBRATION: to_json(values)})
-        return directory / CALIBRATION
 
     def write_values(path: Path) -> None:
-        tensors = sha256(path.with_name(OUTLIERS))
-        values["outliers"] = {**outliers.to_dict(), "sha256": tensors}
+        if outliers is not None:
+            values["outliers"] = {**outliers.to_dict(), "sha256": sha256(path.with_name(OUTLIERS))}
         path.write_text(to_json(values), encoding="utf-8")
 
-    write_files(directory, {OUTLIERS: lambda path: save_tensors(outliers, path), CALIBRATION: write_values})
+    tensors: dict[str, Write] = {} if outliers is None else {OUTLIERS: outliers.save_tensors}
+    write_files(directory, {**tensors, CALIBRATION: write_values})
     return directory / CALIBRATION
 
 
@@ -241,10 +238,6 @@ def _root(slopes: Callable[[float], tuple[float, float]], low: float, high: floa
         newton = x - value / slope if slope > 0 else low
         x = newton if low < newton < high else (low * high) ** 0.5
     return x
-
-
-def _at_bound(bound: float, way: str) -> str:
-    return f"the temperature stopped at its bound {bound}: these images ask for a still {way} posterior"
 
 
 def _log(probs: Tensor) -> Tensor:

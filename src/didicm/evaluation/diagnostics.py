@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from didicm.errors import UserError
-from didicm.evaluation.metrics import BINS, bin_index, check, nll
-from didicm.evaluation.selective import Ranking
+from didicm.evaluation.metrics import BINS, Ranking, bin_index, check, nll
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ their names alone, without symbolic links on the way: a copy passes for another 
 """
 
 import base64
-import binascii
 import hashlib
 import os
 from collections.abc import Iterable
@@ -63,12 +62,14 @@ def leave_out_fitted(images: ImageSet, uri: str, calibration: Calibration) -> tu
     """The images that a calibration was not fitted on, and what there is to say about the others."""
     source = calibration.fitted_on
     if "image_digests" not in source:  # before version 0.2.0
+        told = f"the calibration was fitted on {source.get('images')} images of the same data: on those it looks "
         same = same_place(str(source.get("data")), uri)
-        told = (
-            f"the calibration was fitted on {source.get('images')} images of the same data: on those it looks a "
-        )
-        return images, [told + "little better than it is"] if same else []
-    used = _unpack(source["image_digests"])
+        return images, [f"{told}a little better than it is"] if same else []
+    try:
+        packed = base64.b64decode(source["image_digests"], validate=True)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"image_digests of the calibration are damaged: {AGAIN}") from error
+    used = {packed[i : i + DIGEST] for i in range(0, len(packed), DIGEST)}
     names = (images.name(i) for i in range(len(images)))
     # By name alone: as those of any calibration were remembered for a while
     met = (_name_digest(name) in used or _digest(name) in used for name in names)
@@ -85,14 +86,6 @@ def leave_out_fitted(images: ImageSet, uri: str, calibration: Calibration) -> tu
 def pack_digests(names: Iterable[str]) -> str:
     """The images of these names, as a calibration remembers them."""
     return base64.b64encode(b"".join(sorted({_digest(name) for name in names}))).decode()
-
-
-def _unpack(text: str) -> set[bytes]:
-    try:
-        digests = base64.b64decode(text, validate=True)
-    except (TypeError, ValueError, binascii.Error) as error:
-        raise UserError(f"image_digests of the calibration are damaged: {AGAIN}") from error
-    return {digests[i : i + DIGEST] for i in range(0, len(digests), DIGEST)}
 
 
 def _digest(name: str) -> bytes:

@@ -3,18 +3,22 @@
 Every metric is written once, for images that count any whole number of times; `evaluate_probs` counts each
 image once, the bootstrap counts them as often as it drew them. Names are those of torch-uncertainty.
 
+Images of equal confidence form a group that no threshold can part. Inside a group the counts of errors grow
+evenly, which is their expectation over random order, so nothing depends on the order of the images.
+
 Why not torchmetrics: its calibration error gives confidence 1 a bin of its own and passes rows that exceed 1 by
 a rounding error through a softmax, and none of its metrics takes counts. The tests compare with scikit-learn.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from didicm.errors import UserError
-from didicm.evaluation.selective import Ranking, normalized_confidence
 
 # Least probability that NLL and temperature scaling see: a zero costs 87.3 nats, not infinitely many.
 TINY = torch.finfo(torch.float32).tiny
@@ -36,6 +40,7 @@ MEANINGS = {
     "sc/Cov@1Risk": ("images that can be answered with 1 % errors", True),
 }
 TOP = 5
+NORM = 4  # p, fixed: fitting it, as its authors do, would take held-out images that small data sets do not have
 RISKS = {"sc/Cov@5Risk": 0.05, "sc/Cov@1Risk": 0.01}
 
 
@@ -62,10 +67,7 @@ def check(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return valid probabilities (N, K) and labels (N,) on the CPU, or say in one sentence what is wrong."""
     probs = check_probs(probs)
     if labels.shape != probs.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise UserError(
-            f"labels must be {len(probs)} whole numbers, one per image, got {_kind(labels)} "
-            f"of shape {tuple(labels.shape)}"
-        )
+        raise UserError(f"labels must be {len(probs)} whole numbers, one per image, got {_described(labels)}")
     labels = labels.detach().cpu().long()
     outside = (labels < 0) | (labels >= probs.shape[1])
     if outside.any():
@@ -79,7 +81,7 @@ def check_probs(probs: Tensor) -> Tensor:
     if probs.dim() != 2 or probs.shape[0] < 1 or probs.shape[1] < 2 or not probs.is_floating_point():
         raise UserError(
             "probabilities must be a floating-point table of at least one image and two classes, "
-            f"got {_kind(probs)} of shape {tuple(probs.shape)}"
+            f"got {_described(probs)}"
         )
     probs = probs.detach().cpu()
     probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
@@ -134,6 +136,111 @@ MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def normalized_confidence(probs: Tensor) -> Tensor:
+    """Largest logit (N,) over the p-norm of the centred logits of probabilities (N, K), clipped at `TINY`.
+
+    MaxLogit-pNorm of Cattelan and Silva, "How to fix a broken confidence estimator": label smoothing distorts the
+    order of the largest probabilities, and no temperature restores it. Log-probabilities are logits up to a
+    constant, which centring takes away. Two centred logits differ from image to image in nothing but their length,
+    so that two classes keep the largest probability.
+    """
+    if probs.shape[1] == 2:
+        return probs.amax(-1)
+    logits = probs.double().clamp_min(TINY).log()
+    logits = logits - logits.mean(-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(logits, NORM, dim=-1)
+    return logits.amax(-1).div(norm.clamp_min(TINY)).float()  # what differs by rounding is equal
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Images from the most to the least confident, in G groups of equal confidence."""
+
+    order: Tensor  # (N,)
+    ends: Tensor  # (G,): place of the last image of each group
+    wrong: Tensor  # (N,), in order: 1 for an error
+    gap: Tensor  # (N,), in order: confidence minus correctness
+
+    @classmethod
+    def of(cls, confidence: Tensor, correct: Tensor) -> "Ranking":
+        """Rank images by their confidence (N,); `correct` (N,) is 0 or 1."""
+        ranked, order = confidence.sort(descending=True)
+        ends = torch.cat([(ranked[1:] != ranked[:-1]).nonzero().squeeze(1), torch.tensor([len(ranked) - 1])])
+        correct = correct[order].double()
+        return cls(order, ends, 1 - correct, ranked.double() - correct)
+
+    def curve(self, weights: Tensor) -> "Curve":
+        """Curves of R ways (R, N) of counting the images, each N in total."""
+        weights = weights[:, self.order]
+
+        def count(what: Tensor) -> Tensor:
+            return F.pad(what.cumsum(1)[:, self.ends], (1, 0))
+
+        return Curve(count(weights), count(weights * self.wrong), count(weights * self.gap))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Cumulated counts (R, G + 1) at the ends of the groups, from no image to all."""
+
+    covered: Tensor
+    wrong: Tensor
+    gap: Tensor
+
+    @property
+    def total(self) -> int:
+        """Number of images."""
+        return int(self.covered[0, -1])
+
+    @property
+    def risk(self) -> Tensor:
+        """Share of errors (R, G) among the images up to each group."""
+        return self.wrong[:, 1:] / self.covered[:, 1:].clamp_min(1)
+
+    def aurc(self) -> Tensor:
+        """Mean risk (R,) over the coverages 1/N .. 1 by the trapezoidal rule."""
+        # Inside a group the risk at k images is slope + rest / k, and the sum of 1 / k is a harmonic number.
+        harmonic = F.pad((1 / torch.arange(1, self.total + 1, dtype=torch.float64)).cumsum(0), (1, 0))
+        rest = self.wrong[:, :-1] - self.covered[:, :-1] * self._slope
+        area = self.wrong[:, -1] + (rest * harmonic[self.covered.long()].diff()).sum(1)
+        return self._trapezoid(area, self._first)
+
+    def augrc(self) -> Tensor:
+        """Mean generalised risk (R,), the share of all images that are answered and wrong."""
+        size = self.covered.diff()
+        area = (size * self.wrong[:, :-1] + self._slope * size * (size + 1) / 2).sum(1)
+        return self._trapezoid(area / self.total, self._first / self.total)
+
+    def coverage_at(self, risk: float) -> Tensor:
+        """Largest coverage (R,) whose risk is at most `risk`, 0 if none is."""
+        return (self.covered[:, 1:] * (self.risk <= risk)).amax(1) / self.total
+
+    def adaptive_error(self, bins: int) -> Tensor:
+        """Calibration error (R,) over bins of equal mass; a group on an edge is shared out evenly."""
+        small, extra = divmod(self.total, bins)
+        sizes = small + (torch.arange(bins) < extra).double()  # the least confident bins take what is left over
+        edges = F.pad(sizes.flip(0).cumsum(0), (1, 0)).expand(len(self.covered), -1).contiguous()
+        right = torch.searchsorted(self.covered, edges).clamp_min(1)
+        start, stop = self.covered.gather(1, right - 1), self.covered.gather(1, right)
+        before, after = self.gap.gather(1, right - 1), self.gap.gather(1, right)
+        share = (edges - start) / (stop - start).clamp_min(1)
+        return (before + share * (after - before)).diff().abs().sum(1) / self.total
+
+    @cached_property
+    def _slope(self) -> Tensor:
+        """Share of errors (R, G) inside each group."""
+        return self.wrong.diff() / self.covered.diff().clamp_min(1)
+
+    @property
+    def _first(self) -> Tensor:
+        """Risk (R,) of the most confident image: of the one group that starts at 0 and is not empty."""
+        return (self._slope * (self.covered[:, :-1] == 0)).sum(1)
+
+    def _trapezoid(self, area: Tensor, first: Tensor) -> Tensor:
+        last = self.wrong[:, -1] / self.total
+        return (area - (first + last) / 2) / (self.total - 1) if self.total > 1 else last
+
+
 @dataclass(frozen=True)
 class Summary:
     """What the metrics need to know about each image; memory is that of `probs` in float64."""
@@ -170,7 +277,7 @@ class Summary:
         ).coalesce()
         gap[image, label] = 0
         ranking = Ranking.of(confidence, correct)
-        normalized = Ranking.of(normalized_confidence(probs, TINY), correct)
+        normalized = Ranking.of(normalized_confidence(probs), correct)
         return cls(values, ranking, normalized, top_gap, gap, high_gap)
 
     @property
@@ -197,5 +304,5 @@ class Summary:
         }
 
 
-def _kind(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
+def _described(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"

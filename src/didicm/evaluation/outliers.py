@@ -46,8 +46,12 @@ class OutlierRule:
         """`scores` without its checks and where the features are, as an exported graph needs it."""
         return _distance(features.double(), self.center, self.whiten)
 
+    def save_tensors(self, path: Path) -> None:
+        """Write the tensors, which have a file of their own."""
+        save_file({"center": self.center, "whiten": self.whiten.contiguous()}, path)
+
     def to_dict(self) -> dict[str, Any]:
-        """Its numbers, for JSON; the tensors have a file of their own."""
+        """Its numbers, for JSON."""
         return {"threshold": self.threshold, "false_alarms": self.false_alarms, "n": self.n}
 
 
@@ -84,11 +88,6 @@ def shrunk_covariance(x: Tensor) -> Tensor:
 
 def _distance(features: Tensor, center: Tensor, whiten: Tensor) -> Tensor:
     return ((features - center.double()) @ whiten.double()).square().mean(1).sqrt()
-
-
-def save_tensors(rule: OutlierRule, path: Path) -> None:
-    """Write the tensors of a rule."""
-    save_file({"center": rule.center, "whiten": rule.whiten.contiguous()}, path)
 
 
 def load_rule(path: Path, numbers: dict[str, Any]) -> OutlierRule:

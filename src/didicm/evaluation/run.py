@@ -116,13 +116,18 @@ class Scratch:
     The processes of a machine fill them together, each with its share of the images; then all see all.
     """
 
-    folder: Path
+    folder: Path | None  # None for tables in memory
     barrier: Callable[[], object] = lambda: None  # waits for the other processes
 
     def table(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """A table of zeros, or what another process has already put there."""
+        if self.folder is None:
+            return torch.zeros(*shape, dtype=dtype)
         path = str(self.folder / name)
         return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
+
+
+IN_MEMORY = Scratch(None)
 
 
 def evaluate(
@@ -133,7 +138,7 @@ def evaluate(
     *,
     keep: int = 0,
     features: bool = False,
-    scratch: Scratch | None = None,
+    scratch: Scratch = IN_MEMORY,
     progress: Callable[[int, int], None] | None = None,
     **loading: Any,
 ) -> Evaluation:
@@ -145,7 +150,7 @@ def evaluate(
     """
     samplers, count = samplers or OWN, len(images)
     wanted = torch.linspace(0, count - 1, min(keep, count)).long()
-    table = _in_memory if scratch is None else scratch.table
+    table = scratch.table
     probs = {name: table(f"probs-{i}", (count, classifier.num_classes)) for i, name in enumerate(samplers)}
     calls = {name: table(f"calls-{i}", (count,), torch.float64) for i, name in enumerate(samplers)}
     seen = table("seen", (count,), torch.uint8)
@@ -166,8 +171,7 @@ def evaluate(
         skipped = batch.skipped
         if progress is not None:
             progress(sum(n for n, _ in timed) + len(skipped), count)
-    if scratch is not None:
-        scratch.barrier()
+    scratch.barrier()
     index = seen.nonzero().squeeze(1)
     if not len(index):
         raise UserError(f"none of the {count} images can be read: look at them with didicm doctor")
@@ -188,10 +192,6 @@ def evaluate(
         kept_images=torch.zeros(0) if shown is None else shown[torch.isin(wanted, index)],
         features=torch.cat(found) if features else None,
     )
-
-
-def _in_memory(name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.zeros(*shape, dtype=dtype)
 
 
 def _mean(x: Tensor) -> float:

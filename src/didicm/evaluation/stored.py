@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,7 @@ class StoredModel:
     @property
     def calls(self) -> int:
         """Network calls per image, unless an early stop saves some."""
-        members: Sequence[Classifier] = [self.classifier]
-        settings = dict(self.sampler)
-        if isinstance(self.classifier, Ensemble):
-            members, settings = self.classifier.asked(self.sampler)
+        members, settings = self.classifier.asked(self.sampler)
         resolved = [member.resolve(**settings) for member in members]
         return sum(views.get("views", 1) if sampler is None else sampler.calls for sampler, views in resolved)
 
@@ -183,41 +181,26 @@ def ensemble(sources: Sequence[str | Path], out: str | Path) -> list[str]:
     models = [open_model(source, device="cpu") for source in sources]
     first = models[0]
     for other in models[1:]:
-        _check_alike(first, other)
+        same_classes = other.checkpoint.class_names == first.checkpoint.class_names
+        if not same_classes or other.transform != first.transform:
+            what = "input" if same_classes else "classes"
+            raise UserError(
+                f"{first.place} and {other.place} differ in their {what}: members of an ensemble must agree"
+            )
     priors = [model.checkpoint.training_prior for model in models]
     save(
-        Ensemble([member for model in models for member in _members(model.classifier)]),
+        Ensemble([member for model in models for member in model.classifier.asked({})[0]]),
         out,
         class_names=first.checkpoint.class_names,
         transform=first.transform.to_dict(),
         training_prior=priors[0] if all(prior == priors[0] for prior in priors) else None,
     )
     trainings = [model.training for model in models]
-    split = [None if training is None else _split(training) for training in trainings]
-    if trainings[0] is None or any(other != split[0] for other in split):
+    decides = attrgetter("data", "labels", "group_by", "val_fraction", "image_seed")  # which images are held out
+    if trainings[0] is None or len({decides(x) if x is not None else None for x in trainings}) > 1:
         return [
             "the models were not trained on the same part of the same data, or do not say: calibrate on images "
             "that none of them has seen (data_seed trains several on the same images)"
         ]
     write_files(out, {CONFIG_YAML: to_yaml(replace(trainings[0], out=str(out)))})
     return []
-
-
-def _members(classifier: Classifier) -> Sequence[Classifier]:
-    return classifier.members if isinstance(classifier, Ensemble) else [classifier]
-
-
-def _check_alike(one: StoredModel, other: StoredModel) -> None:
-    for what, a, b in (
-        ("classes", one.checkpoint.class_names, other.checkpoint.class_names),
-        ("input", one.transform, other.transform),
-    ):
-        if a != b:
-            raise UserError(
-                f"{one.place} and {other.place} differ in their {what}: members of an ensemble must agree"
-            )
-
-
-def _split(training: TrainConfig) -> tuple[object, ...]:
-    """What decides which images a training held out."""
-    return training.data, training.labels, training.group_by, training.val_fraction, training.image_seed

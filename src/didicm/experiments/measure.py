@@ -180,7 +180,7 @@ def _versions() -> dict[str, str]:
 
 
 def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> list[SamplerSpec]:
-    """The ways to sample a classifier: those asked for, or its recipe's first: steps, a single call, and fewer steps.
+    """The ways to sample a classifier: those asked for, or its recipe's, a single call, and fewer steps.
 
     An ensemble answers by its first members, from one to all.
     """

@@ -98,10 +98,16 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
     train_transform = TrainTransform(config.augment, transform)
     train_transform.check()
     classifier.views = train_transform.views
-    _check_views(config, classifier)
-    keeps_features(config, classifier)  # or say what hinders it
+    stored = keeps_features(config, classifier)  # or say what hinders it
+    if isinstance(classifier, DiffusionClassifier) and config.sampler.views > 1:
+        if stored:
+            raise UserError("sampler.views needs images, not features: leave it out, or set feature_views 0")
+        classifier.resolve()  # or say that there are no views
     if config.run.grad_checkpointing:
-        _checkpoint_gradients(classifier.model)
+        try:
+            classifier.model.set_grad_checkpointing(True)  # type: ignore[operator]
+        except (AttributeError, AssertionError) as error:  # how those of timm refuse that cannot
+            raise UserError("this network does not support run.grad_checkpointing: leave it out") from error
     return RunComponents(
         train=train,
         val=data.val,
@@ -150,9 +156,8 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int, *, fr
             model = _network(baseline_name(config.model), own)
             process = _process(config, num_classes) if config.objective == "marginal" else None
             return StandardClassifier(model, config.objective, process, config.draws_per_image)
-        score_model = _network(config.model, arguments)
         return DiffusionClassifier(
-            score_model,
+            _network(config.model, arguments),
             _process(config, num_classes),
             config.sampler,
             config.draws_per_image,
@@ -166,11 +171,12 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int, *, fr
 
 def _network(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """A network, started from `weights` if given: those are no argument of it, so that no model stores them."""
-    if arguments.get("weights") is None:
-        return create_model(name, **{key: value for key, value in arguments.items() if key != "weights"})
-    own = {key: value for key, value in arguments.items() if key not in ("weights", "pretrained")}
+    own = dict(arguments)
+    if (weights := own.pop("weights", None)) is None:
+        return create_model(name, **own)
+    own.pop("pretrained", None)
     model = create_model(name, **own)
-    load_weights(model, coerce(arguments["weights"], str, "model_args.weights"))
+    load_weights(model, coerce(weights, str, "model_args.weights"))
     return model
 
 
@@ -208,14 +214,6 @@ def keeps_features(config: TrainConfig, classifier: Classifier) -> bool:
     if config.augment.mixup or config.augment.cutmix:
         raise UserError("mixup and cutmix mix images, not features: leave them out, or set feature_views 0")
     return True
-
-
-def _check_views(config: TrainConfig, classifier: Classifier) -> None:
-    """Refuse views for validation where there are none."""
-    if isinstance(classifier, DiffusionClassifier) and config.sampler.views > 1:
-        if keeps_features(config, classifier):
-            raise UserError("sampler.views needs images, not features: leave it out, or set feature_views 0")
-        classifier.resolve()
 
 
 def check_batches(config: TrainConfig, components: RunComponents, world_size: int) -> int:
@@ -284,13 +282,6 @@ def _saved_bytes(components: RunComponents, images: int) -> int:
     with hooks, torch.random.fork_rng(), fixed_statistics(components.classifier.model):
         components.classifier.train().loss(image, target)
     return sum(saved.values())
-
-
-def _checkpoint_gradients(network: nn.Module) -> None:
-    try:
-        network.set_grad_checkpointing(True)  # type: ignore[operator]
-    except (AttributeError, AssertionError) as error:  # how those of timm refuse that cannot
-        raise UserError("this network does not support run.grad_checkpointing: leave it out") from error
 
 
 def _process(config: TrainConfig, num_classes: int) -> UniformProcess:

@@ -156,33 +156,30 @@ def gather_rows(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, 
     """Join the rows of all processes, whose number may differ by one."""
     if fabric.world_size > 1:
         probs, labels = probs.to(fabric.device), labels.to(fabric.device)
-        longest = _reduce_max(fabric, torch.tensor(float(len(labels)), device=labels.device))
-        pad = int(longest) - len(labels)
-        labels = _all_gather(fabric, nn.functional.pad(labels, (0, pad), value=-1)).flatten()
-        probs = _all_gather(fabric, nn.functional.pad(probs, (0, 0, 0, pad))).flatten(0, 1)
+        longest = fabric.all_reduce(torch.tensor(float(len(labels)), device=labels.device), reduce_op="max")
+        pad = int(cast(Tensor, longest)) - len(labels)
+        labels = cast(Tensor, fabric.all_gather(nn.functional.pad(labels, (0, pad), value=-1))).flatten()
+        probs = cast(Tensor, fabric.all_gather(nn.functional.pad(probs, (0, 0, 0, pad)))).flatten(0, 1)
         probs, labels = probs[labels >= 0], labels[labels >= 0]
     return probs.cpu(), labels.cpu()
 
 
 def scatter(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Split an optimiser's joined state as its parameters are split."""
+    """Split an optimiser's joined state as its parameters are split, and lay it out in memory as they are.
+
+    The order of a sum is that of the memory, and with it its last digit.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    split = {i: {name: _like(x, parameters[i]) for name, x in own.items()} for i, own in state["state"].items()}
+
+    def like(x: Any, parameter: Tensor) -> Any:
+        if not isinstance(x, Tensor) or x.shape != parameter.shape:
+            return x
+        if isinstance(parameter, DTensor):
+            return distribute_tensor(x.to(parameter.device), parameter.device_mesh, parameter.placements)
+        return torch.empty_like(parameter, dtype=x.dtype, requires_grad=False).copy_(x)
+
+    split = {i: {name: like(x, parameters[i]) for name, x in own.items()} for i, own in state["state"].items()}
     return {**state, "state": split}
-
-
-def _reduce_max(fabric: Fabric, x: Tensor) -> Tensor:
-    return cast(Tensor, fabric.all_reduce(x, reduce_op="max"))
-
-
-def _all_gather(fabric: Fabric, x: Tensor) -> Tensor:
-    return cast(Tensor, fabric.all_gather(x))
-
-
-def _like(x: Any, parameter: Tensor) -> Any:
-    if isinstance(parameter, DTensor) and isinstance(x, Tensor) and x.shape == parameter.shape:
-        return distribute_tensor(x.to(parameter.device), parameter.device_mesh, parameter.placements)
-    return x
 
 
 def _shard(module: nn.Module, mesh: Any) -> nn.Module:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 
 from didicm.data import EvalTransform, FeatureSet, ImageSet, TrainTransform, make_loader
-from didicm.data.corruptions import Corruptions
 from didicm.data.randomness import keys
 from didicm.errors import UserError
 from didicm.files import write_files
@@ -39,15 +39,20 @@ def with_features(
     def computed(
         name: str, images: ImageSet, transform: TrainTransform | EvalTransform, seeds: list[int]
     ) -> FeatureSet:
-        corruption = run.corrupt_eval if name == "val" else run.corrupt_train
         network: Backbone = run.classifier.model.to(fabric.device).eval()  # type: ignore[assignment]
         shape, place = (len(seeds), len(images), network.num_features), folder / FEATURES / f"{name}.npy"
+        loading: dict[str, Any] = {"workers": config.run.workers, "device": fabric.device}
+        loading["corruption"] = run.corrupt_eval if name == "val" else run.corrupt_train
 
+        @torch.no_grad()
         def compute(path: Path) -> None:
             stored = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-            for view, seed in enumerate(seeds):
-                stored[view] = np.nan
-                _fill(stored[view], network, images, transform, seed, corruption, config.run.workers, fabric)
+            stored[:] = np.nan  # what cannot be read stays so
+            for rows, seed in zip(stored, seeds, strict=True):
+                loader = make_loader(images, transform, BATCH, train=False, seed=seed, **loading)
+                for image, _ in loader:
+                    with fabric.autocast():
+                        rows[loader.index.numpy()] = network.embed(image).float().cpu().numpy()
             stored.flush()
 
         if not place.exists() or np.load(place, mmap_mode="r").shape != shape:
@@ -57,30 +62,3 @@ def with_features(
 
     train = computed("train", run.train, run.train_transform, seeds)
     return replace(run, train=train, val=computed("val", run.val, run.eval_transform, [config.seed]))
-
-
-@torch.no_grad()
-def _fill(
-    rows: np.ndarray,
-    network: Backbone,
-    images: ImageSet,
-    transform: TrainTransform | EvalTransform,
-    seed: int,
-    corruption: Corruptions | None,
-    workers: int,
-    fabric: Fabric,
-) -> None:
-    """Features (N, D) of one view of every image that can be read."""
-    loader = make_loader(
-        images,
-        transform,
-        BATCH,
-        train=False,
-        seed=seed,
-        workers=workers,
-        corruption=corruption,
-        device=fabric.device,
-    )
-    for image, _ in loader:
-        with fabric.autocast():
-            rows[loader.index.numpy()] = network.embed(image).float().cpu().numpy()

@@ -115,6 +115,13 @@ def _train(
     loader = _training_loader(config, run, fabric)
     steps_per_epoch = loader.batches_per_epoch // config.accumulate
     total_steps = config.epochs * steps_per_epoch
+
+    def batches_from(step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is left of an epoch at a step."""
+        epoch, done = divmod(step, steps_per_epoch)
+        loader.set_epoch(epoch, done * config.accumulate)
+        return iter(loader)
+
     mixer = Mixer(config.augment, len(run.class_names), config.seed, fabric.global_rank)
 
     # What moves the weights
@@ -141,10 +148,10 @@ def _train(
     ):
         for epoch in range(progress.step // steps_per_epoch, config.epochs):
             module.train()
-            batches = _batches_from(progress.step, loader, steps_per_epoch)
+            batches = batches_from(progress.step)
             while progress.step < (epoch + 1) * steps_per_epoch:
                 if steps.begin(read=read):  # back to an earlier one
-                    batches = _batches_from(progress.step, loader, steps_per_epoch)
+                    batches = batches_from(progress.step)
 
                 # Loss and gradient, in `accumulate` parts
                 scheduler.step_update(min(progress.step, annealing))
@@ -168,11 +175,9 @@ def _train(
                 # Log
                 numbers = None
                 if read:
+                    lr, skipped = torch_optimizer.param_groups[0]["lr"], progress.skipped_steps
                     numbers = {"loss": sum(x.item() for x in losses), "gradient_norm": norm.item()}
-                    numbers |= {
-                        "lr": torch_optimizer.param_groups[0]["lr"],
-                        "skipped_steps": progress.skipped_steps,
-                    }
+                    numbers |= {"lr": lr, "skipped_steps": skipped}
                 tracker.step(progress.step, epoch + 1, config.batch_size, numbers)
                 if on_step is not None:
                     on_step(progress.step, total_steps)
@@ -211,13 +216,6 @@ def _train(
     for name in (FEATURES, CYCLES):
         shutil.rmtree(folder / name, ignore_errors=True)
     return folder
-
-
-def _batches_from(step: int, loader: Loader, steps_per_epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """What is left of an epoch at a step."""
-    epoch, done = divmod(step, steps_per_epoch)
-    loader.set_epoch(epoch, done * (loader.batches_per_epoch // steps_per_epoch))
-    return iter(loader)
 
 
 def _open_folder(folder: Path, config: TrainConfig, index: Path | None) -> None:

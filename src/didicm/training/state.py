@@ -32,11 +32,7 @@ from didicm.training.build import RunComponents, build_classifier
 from didicm.training.devices import first_alone, gather, is_sharded, prepare_network
 
 STATE = "state/state.safetensors"
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}  # in some optimisers' state
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # in optimisers' state
 LAST, BEST, SNAPSHOTS = "last", "best", "snapshots"
 CYCLES = "cycles"  # folder of the models that `SNAPSHOTS` is made of, until it is
 
@@ -162,9 +158,14 @@ def save_state(
     tensors = {f"{part}/{name}": x for part, state in weights.items() for name, x in state.items()}
     plain = _separate(optimizer, "optimizer", tensors)
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    seen: set[int] = set()
+    for name, x in tensors.items():  # safetensors refuses those that share memory
+        address = x.untyped_storage().data_ptr()
+        tensors[name] = x.clone() if address in seen and x.numel() else x
+        seen.add(address)
     metadata = {"position": json.dumps(vars(progress)), "optimizer": json.dumps(plain)}
     place = folder / STATE
-    write_files(place.parent, {place.name: lambda path: save_file(_unshared(tensors), path, metadata)})
+    write_files(place.parent, {place.name: lambda path: save_file(tensors, path, metadata)})
 
 
 def load_state(folder: Path) -> tuple[Progress, dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -218,17 +219,6 @@ def _join(value: Any, tensors: dict[str, Tensor]) -> Any:
     if "dict" in value:
         return {key: _join(item, tensors) for key, item in value["dict"]}
     return [_join(item, tensors) for item in value["list"]]
-
-
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors that share memory, which safetensors refuses."""
-    seen: set[int] = set()
-    result = {}
-    for name, x in tensors.items():
-        place = x.untyped_storage().data_ptr()
-        result[name] = x.clone() if place in seen and x.numel() else x
-        seen.add(place)
-    return result
 
 
 def keep(run: RunComponents, classifier: Classifier, *places: Path) -> None:

@@ -3,7 +3,7 @@ import torch
 
 from didicm import DiffusionClassifier, Ensemble, Sampler, UserError, create_model
 from didicm.diffusion import UniformProcess, sample_cp
-from didicm.diffusion.sampler import sample_until_settled
+from didicm.diffusion.sampling import sample_until_settled
 from didicm.diffusion.solver import ExactScore
 from tests.oracle.posteriors import all_kinds, total_variation
 
