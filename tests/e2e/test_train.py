@@ -67,7 +67,7 @@ def test_one_command_trains_either_kind(changes, tmp_path, train, metrics_of):
 
 
 def test_training_learns(tmp_path, train, metrics_of):
-    train(tmp_path / "run", epochs=15, fraction=0.3, run__validate_epochs=15)
+    train(tmp_path / "run", epochs=8, fraction=0.3, run__validate_epochs=8)
     assert metrics_of(tmp_path / "run")[-1]["val/cls/Acc"] > 0.4
 
 

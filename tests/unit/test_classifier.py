@@ -1,4 +1,5 @@
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -77,11 +78,16 @@ def test_all_classifiers_share_one_interface(kind):
     assert torch.equal(classifier.posterior(image).probs, probs)
 
 
-@every
-@pytest.mark.parametrize("method", ["cp", "cl", "readout"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *product(["score", "posterior", "masked", "backbone"], ["cp", "cl", "readout"]),
+        *((kind, None) for kind in ("cross-entropy", "binary-cross-entropy", "multi-label", "marginal")),
+    ],
+)
 def test_an_image_gets_the_same_posterior_alone_and_in_a_batch(kind, method):
     classifier = ALL[kind]().eval()
-    if isinstance(classifier, DiffusionClassifier):
+    if method:
         classifier.sampler = Sampler(method, steps=3, select="sample")
     image, _ = batch(6)
     together = classifier(image)
