@@ -70,8 +70,8 @@ def test_evaluate_measures_shows_and_stores(diffusion_run, tmp_path, works):
     assert numbers["metrics"] == evaluate_probs(stored.probs, stored.labels)
     intervals = bootstrap(stored.probs, stored.labels)
     assert numbers["intervals"] == {name: list(interval) for name, interval in intervals.items()}
-    assert numbers["nfe"] == 8
-    assert numbers["posterior"]["steps"] == 8
+    assert numbers["nfe"] == 2
+    assert numbers["posterior"]["steps"] == 2
     assert numbers["temperature"] is None
     best = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     best = min((line for line in best if "val/cls/NLL" in line), key=lambda line: line["val/cls/NLL"])
@@ -208,8 +208,8 @@ def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, work
     assert plain["conformal"] == {}
     posteriors = load_posteriors(tmp_path / "with" / "posteriors.safetensors")
     assert fitted["metrics"] == evaluate_probs(posteriors.probs, posteriors.labels)
-    shown = works("evaluate", run, "--data", "fashion-mini", "--sampler.steps", 2, "--out", tmp_path / "other").out
-    assert "left out: it was fitted with steps 8" in shown
+    shown = works("evaluate", run, "--data", "fashion-mini", "--sampler.steps", 1, "--out", tmp_path / "other").out
+    assert "left out: it was fitted with steps 2" in shown
 
 
 def test_calibrate_takes_the_images_that_training_held_out(standard_run, folder, tmp_path, works):

@@ -1,7 +1,6 @@
 """Every study for ImageNet from end to end, on a folder that looks like it, with tiny networks in mixed precision.
 
-One of them has two processes per training, with workers; another two trainings at a time. `make rehearsal` runs
-all of them with both.
+Some have two trainings at a time; `make rehearsal` runs all of them so, with two processes per training as well.
 """
 
 import json
@@ -24,8 +23,7 @@ SETTINGS = {
 }
 SMALL = {"resolutions": [16], "fractions": [0.5]}  # conditions, which --set cannot change
 GROUPS = {  # those that share networks together: processes per training, trainings at a time
-    ("main", "efficiency"): (1, 1),
-    ("selection",): (2, 1),
+    ("main", "efficiency", "selection"): (1, 1),
     ("released", "stems"): (1, 1),
     ("sizes",): (1, 1),
     ("schedules", "solvers"): (1, 1),
@@ -91,7 +89,7 @@ def test_studies_run_on_a_folder_like_imagenet(group, folder, tmp_path, works, r
         assert (run["precision"], run["devices"]) == ("bf16-mixed", devices)
         assert run["workers"] == settings["run.workers"]
     runs, trainings = holders(out, ".lock"), holders(out, ".train.lock")
-    if jobs == 1 or group == ("selection",):  # whose only training needs no second worker
+    if jobs == 1:
         assert runs == {os.getpid()}
     else:
         assert len(runs) > 1

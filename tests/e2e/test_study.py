@@ -8,9 +8,8 @@ import yaml
 from didicm.experiments.spec import STUDIES
 
 SHRUNK = {
-    "data": "fashion-mini",
     "resolutions": [8],
-    "fractions": [0.05],
+    "fractions": [0.1],
     "by_fraction": {},
     "settings": {
         "epochs": 2,
@@ -33,14 +32,23 @@ def unrendered(monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
 
 
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory, make_folder):
+    """Few images: measuring takes most of a study's time, and some measure dozens of samplers."""
+    root, names = tmp_path_factory.mktemp("photos"), [f"class {k}" for k in range(6)]
+    make_folder(root / "train", names, count=70, size=(8, 8))
+    make_folder(root / "val", names, count=5, size=(8, 8))
+    return str(root)
+
+
 @pytest.fixture
-def shrink(tmp_path):
+def shrink(tmp_path, photos):
     """A study that ships, on few small images and with a tiny network; all else is its own."""
 
     def shrink(name, **changes):
         content = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
         path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**content, **SHRUNK, **changes}, sort_keys=False))
+        path.write_text(yaml.safe_dump({**content, "data": photos, **SHRUNK, **changes}, sort_keys=False))
         return str(path)
 
     return shrink
@@ -49,7 +57,7 @@ def shrink(tmp_path):
 @pytest.mark.slow
 def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path, shrink, works, fails):
     out = tmp_path / "out"
-    path = shrink("main-imagenet", fractions=[0.1])
+    path = shrink("main-imagenet")
     shown = works("study", path, f"--out={out}").out
     for words in (
         "4/4",
@@ -70,7 +78,7 @@ def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path, sh
     assert not any("±" in line for line in ours)  # one seed has no interval
 
     # The selection study finds its networks trained.
-    shown = works("study", shrink("selection-imagenet", fractions=[0.1]), f"--out={out}").out
+    shown = works("study", shrink("selection-imagenet"), f"--out={out}").out
     assert len(list((out / "runs").iterdir())) == 4
     assert "By mean top-1, best first:" in shown
     assert "Published: argmin 71.7" in shown
@@ -79,7 +87,7 @@ def test_the_papers_main_study_runs_with_the_published_table_beside(tmp_path, sh
     (folder / "report.html").unlink()
     works("study", path, f"--out={out}", "--report-only")
     assert (folder / "report.html").exists()
-    changed = shrink("main-imagenet", fractions=[0.1], samplers={"2 steps": {"steps": 2}})
+    changed = shrink("main-imagenet", samplers={"2 steps": {"steps": 2}})
     assert "samplers are 8 steps" in fails("study", changed, f"--out={out}")
 
 

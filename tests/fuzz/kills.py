@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import didicm
 from didicm.cli.__main__ import main
 from didicm.training.state import has_state, load_state
 
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STEPS = 6  # that a training is left alone at most, before it is disturbed
 TINY = {
     "recipe": "small",
@@ -38,21 +40,22 @@ TINY = {
     "run.log-seconds": 0,
     "run.save-seconds": 0.2,
     "run.validate-epochs": 2,
+    "sampler.steps": 2,
 }
 
 
 def survive(folder: Path, times: int, seed: int) -> dict[str, int]:
-    """Disturb a training so many times, by SIGKILL or by SIGTERM to all its processes; counts of what came of it.
+    """Disturb a training so many times, by a signal to all its processes; counts of what came of it.
 
     Anything that is lost, broken or different raises AssertionError.
     """
     rng = random.Random(seed)
     epochs = 2 + times * STEPS // 5  # of five steps each
-    undisturbed, disturbed = folder / "undisturbed", folder / "disturbed"
+    undisturbed, disturbed = folder / "undisturbed", folder / "it's disturbed"
     _finish(undisturbed, epochs)
-    counts = Counter({"SIGKILL": 0, "SIGTERM": 0, "while starting": 0})
+    counts = Counter({**dict.fromkeys((number.name for number in SIGNALS), 0), "while starting": 0})
     for _ in range(times):
-        number = rng.choice((signal.SIGKILL, signal.SIGTERM))
+        number = rng.choice(SIGNALS)
         process = _start(disturbed, epochs)
         if rng.random() < 0.25:
             time.sleep(rng.uniform(0, 6))
@@ -61,12 +64,13 @@ def survive(folder: Path, times: int, seed: int) -> dict[str, int]:
             step = _wait_for_steps(process, rng.randint(1, STEPS))
             time.sleep(rng.uniform(0, 0.1))
         os.killpg(process.pid, number)
-        _, trouble = process.communicate()
+        printed, trouble = process.communicate()
         counts[number.name] += 1
         counts["while starting"] += not step
         assert "Traceback" not in trouble, trouble
-        if number == signal.SIGTERM and step:
+        if number != signal.SIGKILL and step:
             assert process.returncode == 130, trouble
+            assert f"resume with: didicm train --out {shlex.quote(str(disturbed))}" in printed
             assert load_state(disturbed)[0].step >= step, "a step that was told of is lost"
         _check(disturbed)
     for place in ("", "state", "last", "best"):  # as a kill in the very middle of writing leaves it
@@ -92,9 +96,9 @@ def _start(out: Path, epochs: int) -> "subprocess.Popen[str]":
 
 
 def _finish(out: Path, epochs: int) -> None:
-    """Train to the end, in this process."""
+    """Train to the end, in this process, without workers: they change nothing."""
     with redirect_stdout(io.StringIO()):
-        assert main(_command(out, epochs)) == 0
+        assert main([*_command(out, epochs), "--run.workers=0"]) == 0
 
 
 def _command(out: Path, epochs: int) -> list[str]:

@@ -1,13 +1,11 @@
 import copy
+from itertools import product
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from timm.loss import BinaryCrossEntropy
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from didicm import (
     DiffusionClassifier,
@@ -80,11 +78,16 @@ def test_all_classifiers_share_one_interface(kind):
     assert torch.equal(classifier.posterior(image).probs, probs)
 
 
-@every
-@pytest.mark.parametrize("method", ["cp", "cl", "readout"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *product(["score", "posterior", "masked", "backbone"], ["cp", "cl", "readout"]),
+        *((kind, None) for kind in ("cross-entropy", "binary-cross-entropy", "multi-label", "marginal")),
+    ],
+)
 def test_an_image_gets_the_same_posterior_alone_and_in_a_batch(kind, method):
     classifier = ALL[kind]().eval()
-    if isinstance(classifier, DiffusionClassifier):
+    if method:
         classifier.sampler = Sampler(method, steps=3, select="sample")
     image, _ = batch(6)
     together = classifier(image)
@@ -125,47 +128,17 @@ def test_the_loss_works_under_autocast(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["posterior", "marginal"])
-def test_the_loss_can_be_compiled(kind):
+def test_the_marginal_loss_can_be_compiled():
+    """That of a diffusion classifier is compiled in whole trainings."""
     torch._dynamo.reset()  # after other tests' batches it would take their number for a variable
-    classifier, (image, target) = ALL[kind](), batch()
-    compiled = torch.compile(Loss(classifier), backend="aot_eager")
+    classifier, (image, target) = standard("marginal"), batch()
+    compiled = torch.compile(Loss(classifier), backend="aot_eager", fullgraph=True)
     torch.manual_seed(3)
     expected = classifier.loss(image, target)
     torch.manual_seed(3)
     loss = compiled(image, target)
     loss.backward()
     assert torch.allclose(loss, expected, rtol=1e-4)
-
-
-def _train_in_two_processes(rank, address, gradients):
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    classifier = ALL["backbone"]().eval()  # batch statistics fixed: each half sees only its own images
-    image, target = batch(8)
-    wrapped = DistributedDataParallel(Loss(classifier))
-    torch.manual_seed(rank)
-    loss = wrapped(image[4 * rank :][:4], target[4 * rank :][:4])
-    loss.backward()
-    gradients[rank] = classifier.model.fc.weight.grad.clone()
-    dist.destroy_process_group()
-
-
-def test_the_loss_works_in_ddp(tmp_path):
-    with mp.Manager() as manager:
-        gradients = manager.dict()
-        arguments = f"file://{tmp_path}/rendezvous", gradients
-        # Not forked: autograd refuses where its threads have run before, as they have after a test that compiles.
-        mp.start_processes(_train_in_two_processes, arguments, nprocs=2, start_method="spawn")
-        results = dict(gradients)
-    expected = []
-    for rank in range(2):
-        classifier = ALL["backbone"]().eval()
-        image, target = batch(8)
-        torch.manual_seed(rank)
-        classifier.loss(image[4 * rank :][:4], target[4 * rank :][:4]).backward()
-        expected.append(classifier.model.fc.weight.grad)
-    for gradient in results.values():
-        assert torch.allclose(gradient, sum(expected) / 2, atol=1e-6)
 
 
 def test_mixed_precision_wrappers_do_not_round_targets_and_random_numbers():

@@ -29,10 +29,9 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(once):
     """A classifier that has seen a few images often, and is now too sure of itself; and images new to it."""
-    out = tmp_path_factory.mktemp("run")
-    train(override(load_recipe("small"), {**SETTINGS, "out": str(out)}))
+    out = once("overfitted", lambda out: train(override(load_recipe("small"), {**SETTINGS, "out": str(out)})))
     checkpoint = load(out)
     test, transform = open_data("fashion-mini").val, EvalTransform.from_dict(checkpoint.transform)
     images = torch.stack([transform(test.with_channels(1).load(i)) for i in range(24)])

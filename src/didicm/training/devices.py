@@ -94,7 +94,8 @@ def prepare_network(network: nn.Module, config: RunConfig, fabric: Fabric) -> nn
         if fabric.device.type == "cpu":
             raise UserError("run.sync_batch_norm needs GPUs: PyTorch cannot join batch statistics of CPUs")
         network = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
-    return network.to(memory_format=torch.channels_last)
+    # FSDP divides contiguous weights only.
+    return network if is_sharded(config) else network.to(memory_format=torch.channels_last)
 
 
 def share_statistics(network: nn.Module, fabric: Fabric) -> None:

@@ -19,18 +19,21 @@ TINY = [
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-    run = tmp_path_factory.mktemp("teacher") / "run"
-    score = "--model-args.parameterization=score"  # whose one call is weak
-    assert main(["train", "--recipe=small", *TINY, score, "--epochs=12", f"--out={run}"]) == 0
-    return run
+def teacher(once):
+    def make(folder):
+        score = "--model-args.parameterization=score"  # whose one call is weak
+        assert main(["train", "--recipe=small", *TINY, score, "--epochs=12", f"--out={folder / 'run'}"]) == 0
+
+    return once("teacher", make) / "run"
 
 
 @pytest.fixture(scope="module")
-def student(teacher, tmp_path_factory):
-    out = tmp_path_factory.mktemp("student") / "run"
-    assert main(["distill", str(teacher), f"--out={out}", "--epochs=8", "--augment.mixup=0.5"]) == 0
-    return out
+def student(teacher, once):
+    def make(folder):
+        flags = [f"--out={folder / 'run'}", "--epochs=8", "--augment.mixup=0.5"]
+        assert main(["distill", str(teacher), *flags]) == 0
+
+    return once("student", make) / "run"
 
 
 def test_one_call_of_the_student_is_near_the_teachers_eight(teacher, student):

@@ -39,14 +39,20 @@ OTHERS = {
 }
 
 
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A checkpoint of the released code."""
+    torch.manual_seed(0)
+    return write_released(tmp_path_factory.mktemp("released") / "x", ReleasedNet((2, 2, 2, 2), 1, 3).eval())
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch, save_model, make_folder):
+def place(tmp_path, monkeypatch, save_model, make_folder, released):
     """A folder with a model, images and a released checkpoint, to run commands in."""
     monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "model")
     make_folder(tmp_path / "images", classes=("ant", "bee", "cat"), count=4, size=(8, 8))
-    torch.manual_seed(0)
-    write_released(tmp_path / "model.pth.tar", ReleasedNet((2, 2, 2, 2), 1, 3).eval())
+    os.link(released, tmp_path / "model.pth.tar")
     return tmp_path
 
 

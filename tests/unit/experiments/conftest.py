@@ -1,10 +1,7 @@
-"""A study whose runs take a second, here or in a process of its own."""
+"""A study whose runs take a second."""
 
-import json
 import threading
-import time
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import pytest
 
@@ -34,18 +31,6 @@ TINY = {
         {"name": "DiDiCM", "model_args.parameterization": "posterior"},
     ],
 }
-SCRIPT = """
-import json, sys
-from didicm.experiments.run import run_study
-from didicm.experiments.study_file import make_study
-
-if __name__ == "__main__":  # processes that are spawned import it again
-    content, out, options = map(json.loads, sys.argv[1:])
-    try:
-        run_study(make_study(content, "test"), out, **options)
-    except KeyboardInterrupt:
-        sys.exit(130)
-"""
 
 
 @pytest.fixture(scope="session")
@@ -64,19 +49,6 @@ def whole(tiny, once):
     return once("whole", lambda out: run_study(tiny(), out))
 
 
-@pytest.fixture
-def start_study(start_didicm, tmp_path):
-    """Run a study in a process of its own."""
-
-    def start(study, out, process=None, **options):
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT)
-        arguments = (json.dumps(x) for x in (asdict(study), str(out), options))
-        return start_didicm(*arguments, under=(str(script),), **(process or {}))
-
-    return start
-
-
 @pytest.fixture(scope="session")
 def numbers_of():
     """All that a study measured, by run; not how long it took."""
@@ -86,18 +58,6 @@ def numbers_of():
         return [(r.key, r.method, r.num_train, r.num_held_out, r.num_test, r.measurements) for r in results]
 
     return numbers
-
-
-@pytest.fixture(scope="session")
-def wait_until():
-    """Wait for something that a process does; it fails if the process ends before."""
-
-    def wait_until(condition, process):
-        while not condition():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-
-    return wait_until
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,12 @@
 """Whoever carries out the runs of a study, the numbers are the same, and what was begun is saved."""
 
 import importlib.util
+import json
 import os
 import signal
 import time
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from didicm.experiments.executors import Job, gpu_shares, is_running, make_execu
 from didicm.experiments.measure import measure
 from didicm.experiments.results import RESULTS, read_results
 from didicm.experiments.run import run_study
-from didicm.processes import held, interrupted
+from didicm.processes import LOCK, held, interrupted
 from didicm.settings import RunConfig
+from didicm.training.loop import HELD
 from didicm.values import override
 
 pytestmark = pytest.mark.slow
@@ -85,14 +88,17 @@ def test_whatever_stops_the_workers_their_trainings_are_saved_and_go_on(tiny, tm
 
 
 def test_workers_share_a_study_stop_with_their_owner_and_give_the_same_numbers_when_run_again(
-    tiny, whole, tmp_path, start_study, wait_until, numbers_of
+    tiny, whole, tmp_path, numbers_of
 ):
-    out = tmp_path / "out"
-    process = start_study(tiny({"run.workers": 1}), out, jobs=2)  # which may load images in processes of their own
-    wait_until(lambda: (out / RESULTS).exists(), process)  # now each is in its second run, somewhere
-    workers = workers_of(process.pid)
-    process.kill()
-    process.communicate()
+    out, study = tmp_path / "out", tiny({"run.workers": 1})  # which may load images in processes of their own
+    owner = get_context("fork").Process(target=run_study, args=(study, out), kwargs={"jobs": 2})
+    owner.start()
+    while not (out / RESULTS).exists():  # then each worker is in its second run, somewhere
+        assert owner.is_alive()
+        time.sleep(0.02)
+    workers = workers_of(owner.pid)
+    owner.kill()
+    owner.join()
     assert len(workers) == 2
     while any(map(is_alive, workers)):
         time.sleep(0.1)
@@ -104,7 +110,7 @@ def test_workers_share_a_study_stop_with_their_owner_and_give_the_same_numbers_w
 
 
 def test_a_run_can_be_trained_and_measured_by_several_processes(tiny, tmp_path):
-    study = tiny({"run.devices": 2}, methods=[{"name": "DiDiCM"}], seeds=1)
+    study = tiny({"run.devices": 2, "run.workers": 1}, methods=[{"name": "DiDiCM"}], seeds=1)
     (result,) = run_study(study, tmp_path)
     (run,) = study.runs("fashion-mini", 1)
     settings = {"out": str(tmp_path / "runs" / result.key), "run.devices": 1}
@@ -119,6 +125,10 @@ def test_a_run_can_be_trained_and_measured_by_several_processes(tiny, tmp_path):
     assert log.count("epoch 2: accuracy") == 1
     assert result.num_train == 90
     assert not list(tmp_path.glob("runs/*/state"))
+    ours, theirs = (
+        json.loads((tmp_path / "runs" / result.key / lock).read_text())["pid"] for lock in (LOCK, HELD)
+    )
+    assert ours == os.getpid() != theirs  # torchrun's are processes of their own
 
 
 def test_a_mistake_that_one_of_several_processes_finds_is_kept_for_the_one_that_started_it(

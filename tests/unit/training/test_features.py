@@ -17,7 +17,7 @@ from didicm.training.state import load_state
 
 FROZEN = {
     "model": "backbone_score",
-    "model_args": {"backbone": "resnet10t", "frozen": True, "width": None, "stem": None},
+    "model_args": {"backbone": "test_resnet", "frozen": True, "width": None, "stem": None},
     "image__size": 32, "image__channels": 3, "augment__pad": 0, "augment__hflip": 0,
     "epochs": 2, "optimizer__ema": 0.9,
 }  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_resumed_run_needs_its_first_weights_no_more(
     tiny_config, tmp_path, make_folder, weights_of, assert_same
 ):
     torch.manual_seed(3)
-    save_file(timm.create_model("resnet10t").state_dict(), tmp_path / "theirs.safetensors")
+    save_file(timm.create_model("test_resnet").state_dict(), tmp_path / "theirs.safetensors")
     for part, count in (("train", 12), ("val", 2)):
         make_folder(tmp_path / "data" / part, count=count)
     own = {"data": str(tmp_path / "data"), "fraction": 1.0, "batch_size": 10, "run__save_seconds": 0}
