@@ -24,6 +24,8 @@ settings.load_profile("patient")
 # threads share differ in the last digit.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+# Child processes keep what they compile: else each of them compiles this package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Ctrl-C is tested, also where the tests run in the background of a shell, which would have it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
