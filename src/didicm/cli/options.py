@@ -55,10 +55,12 @@ class ModelOptions:
                 named = "--sampler, --size, --optimize, --compile and --no-calibration"
                 raise UserError(f"{self.run} answers as it was exported: leave out {named}")
             return OnnxPredictor.load(self.run, self.device, **asked)
+        from didicm.classifier import Sampler
         from didicm.inference.predictor import Predictor
 
+        Sampler.check_names(self.sampler)  # they are given to `load` beside names of its own
         asked |= {"calibrated": self.calibration, "optimize": self.optimize, "compile": self.compile}
-        return Predictor.load(self.run, self.device, **{**self.sampler, **asked, "size": self.size})
+        return Predictor.load(self.run, self.device, size=self.size, **asked, **self.sampler)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """How to sample, as one value that settings, checkpoints and flags share; and views of an image."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
@@ -133,11 +133,16 @@ class Sampler(Settings):
             settings["masked"] = masked
         return sample(model, image, process, callback=callback, **settings)
 
-    def changed(self, **settings: Any) -> "Sampler":
-        """This sampler with other settings; one that the resulting method does not read is refused."""
-        for name in settings:
+    @staticmethod
+    def check_names(names: Iterable[str]) -> None:
+        """Refuse what is no setting of a sampler."""
+        for name in names:
             if name not in _SETTINGS:
                 raise UserError(f"a sampler has no setting {name!r}: {did_you_mean(name, _SETTINGS)}")
+
+    def changed(self, **settings: Any) -> "Sampler":
+        """This sampler with other settings; one that the resulting method does not read is refused."""
+        self.check_names(settings)
         sampler = replace(self, **settings)
         for name in settings:
             if name not in ("method", "seed", *_READS[sampler.method]):

@@ -44,6 +44,11 @@ def test_rows_from_a_folder_a_pattern_and_a_list(model, folder, tmp_path, works,
     assert [json.loads(line)["image"] for line in same] == [row["image"] for row in rows[:5]]
 
 
+@pytest.mark.parametrize("name", ["size", "device", "calibrated"])
+def test_an_option_of_the_command_is_no_setting_of_the_sampler(name, model, folder, fails):
+    assert f"a sampler has no setting '{name}'" in fails("predict", model, folder, f"--sampler.{name}", "1")
+
+
 def test_the_calls_that_an_early_stop_saves_are_told(model, folder, tmp_path, make_folder, works):
     shown = works("predict", model, folder, "--out", tmp_path / "x.csv", "--workers", 0, "--sampler.tolerance", 2)
     assert "3 network calls per image instead of 8: the early stop saved 62.5 %" in shown.err
