@@ -345,7 +345,7 @@ def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
     parts += [f"Predicted: {study.prediction}\n"] if study.prediction else []
     parts += [f"Note: {study.note}\n"] if study.note else []
-    parts += [f"{sentence}\n" for sentence in verdict(study, rows, trials)]
+    parts += [*(f"- {sentence}" for sentence in verdict(study, rows, trials)), ""]
     parts += [f"![{figure.title}](results/{folder.name}/{figure.file})\n" for figure in figures]
     tables = make_tables(study, rows)
     tables = tables[: -2 if len(tables) > 2 else -1]  # what stands in the study's layout
