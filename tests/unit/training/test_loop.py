@@ -180,16 +180,23 @@ def test_devices_that_do_not_go_together_are_one_sentence():
 
 
 def test_a_single_process_agrees_with_itself_and_has_nothing_to_gather():
-    fabric = SimpleNamespace(world_size=1)
-    assert agree(fabric, True, False) == [True, False]
-    state = {"a": torch.ones(2), "b": [torch.zeros(1), 3]}
-    assert gather(state)["b"][1] == 3
-    weights = torch.nn.Linear(2, 1)
+    assert agree(SimpleNamespace(world_size=1), True, False) == [True, False]
+    assert gather({"a": torch.ones(2), "b": [torch.zeros(1), 3]})["b"][1] == 3
+
+
+def test_a_restored_optimiser_has_its_state_as_the_weights_lie_in_memory():
+    """Files hold it in one order, and the last digit of a norm depends on the order of its sum."""
+    weights = torch.nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(weights.parameters())
-    weights(torch.ones(1, 2)).sum().backward()
+    weights(torch.ones(1, 2, 4, 4)).sum().backward()
     optimizer.step()
     saved = optimizer.state_dict()
-    assert scatter(saved, optimizer)["state"][0]["exp_avg"] is saved["state"][0]["exp_avg"]
+    first = saved["state"][0]
+    stored = {**saved, "state": {0: {**first, "exp_avg": first["exp_avg"].contiguous()}}}
+    restored = scatter(stored, optimizer)["state"][0]
+    assert restored["exp_avg"].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(restored["exp_avg"], first["exp_avg"])
+    assert restored["step"] is first["step"]
 
 
 @pytest.mark.parametrize("name", recipes())
