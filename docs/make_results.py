@@ -99,7 +99,7 @@ chosen for each method by held-out images. DiDiCM is recipe `few`: on the blocks
 half of its labels masked; a pilot on other images chose it, and the studies have its other variants. The standard
 classifier is the best of its variants, chosen for each condition and metric in its favour. **+** and **-** mark
 where DiDiCM is better or worse than it beyond the 95 % interval of the difference over seeds, paired; of a hundred
-such comparisons, five would be marked by chance.
+such comparisons, five would be marked by chance. T: temperature-scaled.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
 ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scaled=True))
@@ -208,12 +208,15 @@ def _conclude(once: list[Compared], often: list[Compared]) -> Iterator[str]:
     """What to use when, with one call for an answer: it follows from the marks alone."""
     told: dict[str, list[str]] = {"Use DiDiCM": [], "Use a standard classifier": [], "Either will do": []}
     for x in (x for x in once if x.entry.sampler == ONE_CALL):
-        better, worse = ([str(m) for m, (*_, mark) in x.values.items() if mark == sign] for sign in (1, -1))
+        better, worse = (
+            [str(m).replace(", T", " (T)") for m, (*_, mark) in x.values.items() if mark == sign]
+            for sign in (1, -1)
+        )
         use = "Either will do" if len(better) == len(worse) else "Use DiDiCM"
         use = "Use a standard classifier" if len(better) < len(worse) else use
         marked = (("better in", better), ("worse in", worse))
-        why = [f"DiDiCM is {word} {'; '.join(names)}" for word, names in marked if names]
-        told[use].append(f"    - {x.condition}: {', '.join(why) or 'no difference beyond noise'}")
+        why = "; ".join(f"{word} {', '.join(names)}" for word, names in marked if names)
+        told[use].append(f"    - {x.condition}: {f'DiDiCM is {why}' if why else 'no difference beyond noise'}")
     for use, conditions in told.items():
         yield from [f"- **{use}** with", *conditions] if conditions else []
     names = [str(x.best.method) for x in {x.condition: x for x in once}.values()]
