@@ -125,8 +125,8 @@ DISTILL_HEAD = """## One call
 *How much of eight augmented steps can a network say in one call, when it is trained on their answers?*
 
 `didicm distill` on a quarter of fashion-mini at 14 px, with Mixup; the standard classifier beside it learnt from
-the labels. The teacher trained for 120 epochs, all others for 60; the student with the same network starts from the
-teacher's weights.
+the labels. The teacher trained for 120 epochs, all others for 60; the student with the same network starts from
+the teacher's weights.
 """
 
 HUMAN = "human"
@@ -447,7 +447,8 @@ def _write_distill(folder: Path) -> Iterator[str]:
         yield f"- *{student}*: NLL {gap:+.3f} from *{teacher}* (95 % interval {low:+.3f} to {high:+.3f})."
     means = {name: fmean(seed[name][NLL.name] for seed in seeds) for name in seeds[0]}
     near = [name for name in students if name.startswith("student") and means[name] < means[teacher] + DISTILL_AIM]
-    yield f"\nWithin {DISTILL_AIM} NLL of the teacher, the aim: {', '.join(near) or 'no student'}."
+    told = " and ".join(f"*{name}*" for name in near)
+    yield f"\nWithin {DISTILL_AIM} NLL of the teacher, which is the aim: {told or 'no student'}."
     yield f"\n|  | {' | '.join(metric.heading for metric in metrics)} | M multiply-adds |"
     yield "|---|" + "---:|" * (len(metrics) + 1)
     for name in seeds[0]:
