@@ -217,8 +217,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def read_config(path: Path) -> TrainConfig:
     """Settings as a run stored them."""
+    stored = read_yaml(path)
+    stored.pop("stratified_time", None)  # an option for a while; it mattered in training alone
     try:
-        return override(TrainConfig(), read_yaml(path))
+        return override(TrainConfig(), stored)
     except UserError as error:
         raise UserError(f"{path} is damaged ({error}): restore it, or give another --out") from error
 

@@ -249,12 +249,10 @@ def describe(kind: Any) -> str:
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that earlier versions stored, nested or dotted, by today's names."""
+    """Settings that version 0.1 stored, nested or dotted, by today's names."""
     new: dict[str, Any] = {}
     for old, value in settings.items():
         head, dot, last = str(old).rpartition(".")
-        if (last, value) == ("stratified_time", False):  # an option for a while, which was never worth it
-            continue
         value = "midpoint" if (last, value) == ("query", "middle") else value
         new[head + dot + _RENAMED.get(last, last)] = renamed(value) if isinstance(value, dict) else value
     return new

@@ -92,11 +92,8 @@ def test_a_model_and_a_run_that_name_an_option_of_the_past_are_read(tmp_path):
     stored.write_text(json.dumps(config))
     assert load(tmp_path / "model").classifier.mask == 0.5
     stored = tmp_path / "config.yaml"
-    stored.write_text("epochs: 7\nstratified_time: false\n")
-    assert read_config(stored).epochs == 7
     stored.write_text("epochs: 7\nstratified_time: true\n")
-    with pytest.raises(UserError, match="stratified_time"):
-        read_config(stored)
+    assert read_config(stored).epochs == 7
 
 
 @pytest.mark.parametrize("name", list_models())

@@ -58,7 +58,8 @@ class ModelOptions:
         from didicm.classifier import Sampler
         from didicm.inference.predictor import Predictor
 
-        Sampler.check_names(self.sampler)  # they are given to `load` beside names of its own
+        # They are given to `load` beside names of its own; `members` is for ensembles.
+        Sampler.check_names(name for name in self.sampler if name != "members")
         asked |= {"calibrated": self.calibration, "optimize": self.optimize, "compile": self.compile}
         return Predictor.load(self.run, self.device, size=self.size, **asked, **self.sampler)
 

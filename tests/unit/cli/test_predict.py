@@ -49,6 +49,16 @@ def test_an_option_of_the_command_is_no_setting_of_the_sampler(name, model, fold
     assert f"a sampler has no setting '{name}'" in fails("predict", model, folder, f"--sampler.{name}", "1")
 
 
+def test_an_ensemble_may_be_asked_for_some_of_its_members(model, folder, tmp_path, works, fails):
+    works("ensemble", model, model, "--out", tmp_path / "both")
+    one, both = (
+        works("predict", tmp_path / "both", folder / "0.png", "--json", *flags).out
+        for flags in (["--sampler.members", 1], [])
+    )
+    assert json.loads(one)["classes"] == json.loads(both)["classes"]
+    assert "members" in fails("predict", model, folder / "0.png", "--sampler.members", 1)
+
+
 def test_the_calls_that_an_early_stop_saves_are_told(model, folder, tmp_path, make_folder, works):
     shown = works("predict", model, folder, "--out", tmp_path / "x.csv", "--workers", 0, "--sampler.tolerance", 2)
     assert "3 network calls per image instead of 8: the early stop saved 62.5 %" in shown.err
