@@ -99,7 +99,8 @@ chosen for each method by held-out images. DiDiCM is recipe `few`: on the blocks
 half of its labels masked; a pilot on other images chose it, and the studies have its other variants. The standard
 classifier is the best of its variants, chosen for each condition and metric in its favour. **+** and **-** mark
 where DiDiCM is better or worse than it beyond the 95 % interval of the difference over seeds, paired; of a hundred
-such comparisons, five would be marked by chance. T: temperature-scaled.
+such comparisons, five would be marked by chance, and close ones change when a training is repeated
+([trained again](#trained-again)). T: temperature-scaled.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
 ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scaled=True))
@@ -117,6 +118,15 @@ DATA = {
     "fashion-mini": "Fashion-MNIST",
 }
 AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
+
+REPEATED = "repeated"
+REPEATED_HEAD = """### Trained again
+
+*How much would the same trainings differ if only their rounding did?*
+
+All trainings of DiDiCM with ResNet blocks in the study above, repeated with the same seeds after images and
+weights were laid out otherwise in memory, which changes the order of sums and with it their last digit.
+"""
 
 DISTILL = "distill"
 DISTILL_AIM = 0.01
@@ -136,7 +146,8 @@ HUMAN_HEAD = """## Against what people see
 
 KL divergence of the model from the people, in nats; the share of images' probability that is elsewhere (total
 variation); and the rank correlation of the model's entropy with theirs: is it unsure where they disagree? They saw
-the images in full size, so a model of small images is rightly less sure than they are.
+the images in full size, so a model of small images is rightly less sure than they are. The networks with ResNet
+blocks are those that were [trained again](#trained-again).
 """
 
 
@@ -158,6 +169,8 @@ def write_page(folder: Path = FOLDER) -> str:
     for path in (folder / f"{name}-cpu" for name in ORDER):
         if plan := read_plan(path):
             parts.append(_write_study(plan, rows_of(read_results(path), plan.study), path))
+            if path.name == SUMMARY:
+                parts += _write_repeated(plan, path, folder / REPEATED)
     return "\n".join(
         [
             *parts,
@@ -356,6 +369,43 @@ def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     tables = tables[: -2 if len(tables) > 2 else -1]  # what stands in the study's layout
     parts += [table.to_markdown().replace("## ", "### ", 1) for table in tables]
     return "\n".join([*parts, "Run it again:", "", "```sh", _command(plan), "```", ""])
+
+
+def _write_repeated(plan: Plan, folder: Path, repeated: Path) -> Iterator[str]:
+    """How far trainings move that differ in rounding alone, and which marks of the first section move, too."""
+    before, again = ({result.key: result for result in read_results(place)} for place in (folder, repeated))
+    if not again:
+        return
+    yield REPEATED_HEAD
+    for metric in (TOP1, NLL):
+        gaps = [
+            metric.scale * (new.metrics[metric.name] - old.metrics[metric.name])
+            for key, result in again.items()
+            for old, new in zip(before[key].measurements, result.measurements, strict=True)
+            if new.sampler == ONE_CALL
+        ]
+        digits = 1 if metric.scale == 100 else 3
+        mean, low, high = seed_interval(gaps)
+        interval = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}"
+        yield (
+            f"- {metric.heading} of one call: {mean:+.{digits}f} in the mean of {len(gaps)} trainings "
+            f"({interval}), {stdev(gaps):.{digits}f} from one training to another."
+        )
+    marks = [
+        {
+            f"{x.condition}, {x.entry}: {metric}": x.values[metric][2]
+            for several in (False, True)
+            for x in _compare(DATA[plan.data], Rows(r for r in rows if (r.views > 1) == several))
+            for metric in ADVISED
+            if x.entry.method.variant == RECOMMENDED
+        }
+        for rows in (rows_of(list(x.values()), plan.study) for x in (before, {**before, **again}))
+    ]
+    moved = [name for name, mark in marks[0].items() if mark != marks[1][name]]
+    yield (
+        f"- Of its {len(marks[0])} comparisons with the best standard classifier, {len(moved)} are marked "
+        f"otherwise{': ' if moved else ''}{'; '.join(moved)}.\n"
+    )
 
 
 def _write_outliers(folder: Path) -> str:
