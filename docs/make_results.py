@@ -35,6 +35,7 @@ from didicm.report.verdict import verdict
 FOLDER = Path(__file__).parent / "results"
 ORDER = (
     "fair",
+    "strong",
     "breadth",
     "classes",
     "labels",
@@ -105,7 +106,7 @@ such comparisons, five would be marked by chance, and close ones change when a t
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
 ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scaled=True))
 _MARKS = {1: " +", 0: "", -1: " -"}
-TUNED = ("fair-cpu", "breadth-cpu", "classes-cpu", "labels-cpu", "noise-cpu")
+TUNED = ("fair-cpu", "strong-cpu", "breadth-cpu", "classes-cpu", "labels-cpu", "noise-cpu")
 PEOPLE = {  # tables of labels of study labels-cpu
     "labels of aggre.csv": "labels of people, 9 % wrong",
     "labels of random1.csv": "labels of people, 17 % wrong",
@@ -199,7 +200,11 @@ class Compared:
 def _write_advice(folders: list[Path]) -> Iterator[str]:
     """What a practitioner can act on: DiDiCM and the best standard classifier, with one and with several views."""
     plans = [(read_plan(folder), read_results(folder)) for folder in folders]
-    studies = [(DATA[plan.data], rows_of(results, plan.study)) for plan, results in plans if plan]
+    studies = [
+        (DATA[plan.data] + AUGMENTED.get(plan.study.name, ""), rows_of(results, plan.study))
+        for plan, results in plans
+        if plan
+    ]
     if not studies:
         return
     titles = ("One view of each image", "Several augmented views of each image")

@@ -26,6 +26,7 @@ GIVEN = (
     "training-cpu",
     "breadth-cpu",
     "classes-cpu",
+    "strong-cpu",
 )  # on images that do not ship
 SMALL = {
     "name": "mine",
