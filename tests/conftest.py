@@ -1,7 +1,9 @@
 """Parts that tests of several rooms share: real image files, tiny runs, commands in processes of their own."""
 
+import contextlib
 import fcntl
 import json
+import multiprocessing
 import os
 import random
 import runpy
@@ -9,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,10 +31,11 @@ torch.set_num_threads(1)
 # Child processes keep what they compile: else each of them compiles this package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# No test cuts the power, and to wait for the disk after every file takes a while.
+os.fsync = lambda file: None
+
 # Ctrl-C is tested, also where the tests run in the background of a shell, which would have it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-PATIENCE = 1200  # seconds: a busy machine is many times slower than an idle one
 
 
 def pytest_addoption(parser):
@@ -145,11 +150,38 @@ def train_flags():
     return flags
 
 
+def become_didicm(arguments):
+    """Run a command in a process that was just forked, and end."""
+    from didicm.cli.__main__ import main
+
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir(
+        "/proc/self/fd"
+    ):  # whatever the tests have open, Popen's own pipe too: it waits for that
+        if int(name) > 2 and int(name) != nowhere:
+            with contextlib.suppress(OSError):
+                os.dup2(nowhere, int(name))
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    code = 1
+    try:
+        code = main(list(map(str, arguments)))
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 @pytest.fixture(scope="session")
 def start_didicm():
-    """Start a command as a user would, in a process of its own; `under` puts another program before it."""
+    """Start a command in a process of its own; `under` puts another program before it.
 
-    def start(*arguments, under=("-m", "didicm.cli"), **options):
+    Without one, this process is forked: to import PyTorch anew takes longer than most commands do.
+    """
+
+    def start(*arguments, under=(), **options):
+        if not under:
+            options["preexec_fn"] = partial(become_didicm, arguments)
         return subprocess.Popen(
             [sys.executable, *under, *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -161,16 +193,11 @@ def start_didicm():
     return start
 
 
-@pytest.fixture(scope="session")
-def didicm_command(start_didicm):
-    """Run a command to its end: exit code, standard output, standard error."""
-
-    def run(*arguments, **options):
-        process = start_didicm(*arguments, **options)
-        shown, trouble = process.communicate(timeout=PATIENCE)
-        return process.returncode, shown, trouble
-
-    return run
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Workers of studies are forked, not spawned: to import PyTorch anew takes longer than most trainings here."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr("didicm.experiments.executors.multiprocessing.get_context", lambda method: fork)
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,9 @@ def test_studies_run_on_a_folder_like_imagenet(group, folder, tmp_path, works, r
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda *_, **__: None
     )  # reports are looked at elsewhere
-    asked = (request.config.getoption(name) for name in ("--devices", "--jobs"))
+    asked = [request.config.getoption(name) for name in ("--devices", "--jobs")]
+    if not any(asked):
+        request.getfixturevalue("forked_workers")
     devices, jobs = (number or own for number, own in zip(asked, GROUPS[group], strict=True))
     settings = {**SETTINGS, "run.workers": 0 if devices == 1 else 2}
     out = tmp_path / "out"

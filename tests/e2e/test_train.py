@@ -23,7 +23,8 @@ from didicm.training.state import load_state
 from didicm.values import override
 from tests.fuzz.kills import survive
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "didicm.cli")
+DIDICM = ("-m", "didicm.cli")  # a command that starts others like itself
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *DIDICM)
 
 
 @pytest.fixture
@@ -71,10 +72,10 @@ def test_training_learns(tmp_path, train, metrics_of):
     assert metrics_of(tmp_path / "run")[-1]["val/cls/Acc"] > 0.4
 
 
-def test_killed_stopped_by_ctrl_c_and_resumed_it_ends_with_the_same_bits(tmp_path):
+def test_killed_stopped_by_ctrl_c_and_resumed_it_ends_with_the_same_bits(tmp_path, start_didicm):
     """The short form of `python -m tests.fuzz.kills`."""
     told = {"SIGKILL": 1, "SIGTERM": 0, "SIGINT": 1, "while starting": 0}
-    assert survive(tmp_path, times=2, seed=102) == told
+    assert survive(tmp_path, times=2, seed=102, start=start_didicm) == told
 
 
 def test_a_second_training_in_one_folder_is_told_who_has_it(tmp_path, fails, train_flags):
@@ -176,7 +177,7 @@ def test_two_processes_with_workers_that_are_all_told_at_once_save_what_one_has_
 
 
 def test_two_processes_with_shares_of_the_weights_end_where_one_does(
-    tmp_path, split, train, train_flags, didicm_command, weights_of, assert_same, metrics_of
+    tmp_path, split, train, train_flags, start_didicm, weights_of, assert_same, metrics_of
 ):
     """Here the command starts the second process itself."""
     one, two = tmp_path / "one", tmp_path / "two"
@@ -184,8 +185,9 @@ def test_two_processes_with_shares_of_the_weights_end_where_one_does(
     settings |= {"optimizer__ema": "null", "optimizer__clip": "null"}
     train(one, **settings)
     settings |= {"run__strategy": "fsdp", "run__save_seconds": 0, "run__devices": 2}
-    code, shown, trouble = didicm_command("train", *train_flags(two, **settings))
-    assert code == 0, shown + trouble
+    process = start_didicm("train", *train_flags(two, **settings), under=DIDICM)
+    shown, trouble = process.communicate()
+    assert process.returncode == 0, shown + trouble
     assert_same(weights_of(one), weights_of(two), atol=1e-5)
     states = [load_state(run) for run in (one, two)]
     assert states[1][0].finished

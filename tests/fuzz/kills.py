@@ -15,8 +15,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -44,7 +46,15 @@ TINY = {
 }
 
 
-def survive(folder: Path, times: int, seed: int) -> dict[str, int]:
+def start(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
+    """Start the command as a user does."""
+    command = [sys.executable, "-m", "didicm.cli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def survive(
+    folder: Path, times: int, seed: int, start: Callable[..., "subprocess.Popen[str]"] = start
+) -> dict[str, int]:
     """Disturb a training so many times, by a signal to all its processes; counts of what came of it.
 
     Anything that is lost, broken or different raises AssertionError.
@@ -56,7 +66,7 @@ def survive(folder: Path, times: int, seed: int) -> dict[str, int]:
     counts = Counter({**dict.fromkeys((number.name for number in SIGNALS), 0), "while starting": 0})
     for _ in range(times):
         number = rng.choice(SIGNALS)
-        process = _start(disturbed, epochs)
+        process = start(*_command(disturbed, epochs), start_new_session=True)
         if rng.random() < 0.25:
             time.sleep(rng.uniform(0, 6))
             step = 0
@@ -86,13 +96,6 @@ def survive(folder: Path, times: int, seed: int) -> dict[str, int]:
     steps = [json.loads(line)["step"] for line in (disturbed / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps), "numbers are not in order"
     return dict(counts)
-
-
-def _start(out: Path, epochs: int) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "didicm.cli", *_command(out, epochs)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
 
 
 def _finish(out: Path, epochs: int) -> None:

@@ -24,7 +24,7 @@ def make_checkpoint():
 
     def make(kind="diffusion", names=NAMES, transform=True):
         torch.manual_seed(0)
-        name = "didirn18" if kind == "diffusion" else "didirn18_baseline"
+        name = "didirn8" if kind == "diffusion" else "didirn8_baseline"
         model = create_model(name, num_classes=3, in_chans=1, width=0.125, stem="small")
         classifier = DiffusionClassifier(model) if kind == "diffusion" else StandardClassifier(model)
         with torch.no_grad():

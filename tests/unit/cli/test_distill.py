@@ -22,7 +22,7 @@ TINY = [
 def teacher(once):
     def make(folder):
         score = "--model-args.parameterization=score"  # whose one call is weak
-        assert main(["train", "--recipe=small", *TINY, score, "--epochs=12", f"--out={folder / 'run'}"]) == 0
+        assert main(["train", "--recipe=small", *TINY, score, "--epochs=8", f"--out={folder / 'run'}"]) == 0
 
     return once("teacher", make) / "run"
 
@@ -30,7 +30,7 @@ def teacher(once):
 @pytest.fixture(scope="module")
 def student(teacher, once):
     def make(folder):
-        flags = [f"--out={folder / 'run'}", "--epochs=8", "--augment.mixup=0.5"]
+        flags = [f"--out={folder / 'run'}", "--epochs=5", "--augment.mixup=0.5"]
         assert main(["distill", str(teacher), *flags]) == 0
 
     return once("student", make) / "run"

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import pytest
@@ -58,12 +58,13 @@ def corrupt(trainings, run):
     return path
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_whatever_stops_the_workers_their_trainings_are_saved_and_go_on(tiny, tmp_path, meanwhile):
     def kill_one():
-        os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
+        active_children()[0].kill()
 
     def tell_all():  # as schedulers do; the owner passes it on, so that its workers are told twice
-        for pid in (*workers_of(os.getpid()), os.getpid()):
+        for pid in (*(worker.pid for worker in active_children()), os.getpid()):
             os.kill(pid, signal.SIGTERM)
 
     died = "7 px, 5 % of the images, seed 0: its process was killed by SIGKILL"
@@ -72,7 +73,7 @@ def test_whatever_stops_the_workers_their_trainings_are_saved_and_go_on(tiny, tm
         pytest.raises(UserError, match=died),
     ):
         run_study(tiny({"epochs": 100_000}, seeds=1), tmp_path, jobs=2)
-    assert not workers_of(os.getpid())
+    assert not active_children()
     (saved,) = tmp_path.glob("runs/*/state/*.safetensors")
     before = saved.stat().st_mtime_ns
 
@@ -82,7 +83,7 @@ def test_whatever_stops_the_workers_their_trainings_are_saved_and_go_on(tiny, tm
     run_all = make_executor("local", 2, RunConfig(accelerator="cpu"), {}, tmp_path, Console())
     with meanwhile((folder / "progress").exists, tell_all), pytest.raises(KeyboardInterrupt), interrupted():
         next(run_all([folder]))
-    assert not workers_of(os.getpid())
+    assert not active_children()
     assert saved.stat().st_mtime_ns > before
     assert "resuming from step" in (training / "train.log").read_text()
 
@@ -141,15 +142,6 @@ def test_a_mistake_that_one_of_several_processes_finds_is_kept_for_the_one_that_
         assert train_as_one_of_several(folder) == 2
         assert (training / "error.txt").exists() == told
     assert "widht" in (training / "error.txt").read_text()
-
-
-def test_ray_carries_out_a_study_until_a_run_fails(tiny, whole, tmp_path, numbers_of):
-    study = tiny(seeds=1)
-    corrupt(tmp_path, study.runs("fashion-mini", 1)[1])
-    with pytest.raises(UserError, match=r"DiDiCM, 7 px, 5 % of the images, seed 0: .*trained.json is damaged"):
-        run_study(study, tmp_path / "out", trainings=tmp_path, executor="ray")
-    (done,) = numbers_of(tmp_path / "out")
-    assert done in numbers_of(whole)
 
 
 def test_submitit_tells_of_a_failed_job_while_others_go_on_and_nothing_is_trained_twice(

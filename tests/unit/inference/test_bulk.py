@@ -201,7 +201,7 @@ def test_calibration_conformal_sets_and_all_probabilities(tmp_path, save_model, 
 
 
 def test_an_early_stop_shows_in_every_row(model, photos, tmp_path):
-    predictor = Predictor.load(model, tolerance=0.03)
+    predictor = Predictor.load(model, tolerance=0.08)
     done = predict(predictor, photos, tmp_path / "x.jsonl", settings=SMALL)
     found = [line["nfe"] for line in lines(tmp_path / "x.jsonl") if line["error"] is None]
     assert done.calls == sum(found)
@@ -273,21 +273,3 @@ def test_a_cluster_that_cannot_be_had_is_told(model, photos, tmp_path, monkeypat
         UserError, match=r"Ray cannot be started \(The current node timed out.*: check RAY_ADDRESS"
     ):
         predict(Predictor.load(model, "cpu"), photos, tmp_path / "rows", settings=SMALL, engine="ray")
-
-
-@pytest.mark.slow
-def test_actors_of_ray_write_the_same_rows(model, photos, tmp_path, monkeypatch):
-    monkeypatch.chdir(os.path.dirname(photos[0]))  # relative names reach the actors too
-    names = [os.path.basename(path) for path in photos]
-    predict(Predictor.load(model, "cpu"), names, tmp_path / "here", settings=SMALL)
-    seen = []
-    done = predict(
-        Predictor.load(model, "cpu"), names, tmp_path / "ray", settings=replace(SMALL, workers=1),
-        engine="ray", actors=1, progress=lambda done, todo: seen.append((done.images, todo)),
-    )  # fmt: skip
-    assert (done.images, done.unreadable, done.calls) == (COUNT, 2, 18 * 8)
-    assert seen[-1] == (COUNT, COUNT)
-    assert lines(tmp_path / "ray") == lines(tmp_path / "here")
-    (tmp_path / "ray" / "part-000002.jsonl").unlink()
-    assert predict(Predictor.load(model, "cpu"), names, tmp_path / "ray", settings=SMALL).images == 6
-    assert lines(tmp_path / "ray") == lines(tmp_path / "here")
