@@ -113,6 +113,11 @@ def read_blocks(text: str) -> list[Block]:
     ]
 
 
+def start_didicm(*arguments: str) -> "subprocess.Popen[Any]":
+    """Start a command in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "didicm.cli", *arguments], stdout=subprocess.DEVNULL)
+
+
 @dataclass
 class Reader:
     """Somebody who follows a page to the letter, in a folder of their own."""
@@ -120,9 +125,10 @@ class Reader:
     folder: Path
     shorten: Callable[[list[str]], list[str]] = lambda argv: argv  # a command that takes less time than this one
     shorten_code: Callable[[str], str] = lambda code: code  # likewise
+    start: Callable[..., "subprocess.Popen[Any]"] = start_didicm  # in a process of its own
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})  # of Python
     served: list[str] | None = None  # how the server was started
-    server: subprocess.Popen[bytes] | None = None
+    server: "subprocess.Popen[Any] | None" = None
     port: str = PORT
 
     def follow(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, str]]:
@@ -229,8 +235,7 @@ class Reader:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 self.port = str(free.getsockname()[1])
-            command = [sys.executable, "-m", "didicm.cli", *self.served, f"--port={self.port}"]
-            self.server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            self.server = self.start(*self.served, f"--port={self.port}")
         while self.server.poll() is None:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health").close()

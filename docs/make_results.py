@@ -118,6 +118,7 @@ DATA = {
     "hf://tiny100": "100 classes of Tiny-ImageNet",
     "fashion-mini": "Fashion-MNIST",
 }
+AUGMENTED = {"strong-cpu": ", strong augmentation"}  # what a study changes under all its conditions
 AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
 
 REPEATED = "repeated"

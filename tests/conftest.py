@@ -13,6 +13,7 @@ import subprocess
 import sys
 import traceback
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,6 +192,17 @@ def start_didicm():
         )
 
     return start
+
+
+@pytest.fixture
+def unrendered(monkeypatch):
+    """Figures are made but not rendered, which takes seconds: for tests that do not look at them."""
+
+    def touch(figure, place, **options):
+        if isinstance(place, Path):
+            place.touch()
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", touch)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ TINY = [
 ]
 
 
-def test_compare_runs_resumes_extends_and_reports(tmp_path, monkeypatch, works, fails):
+def test_compare_runs_resumes_extends_and_reports(tmp_path, request, works, fails):
     out = tmp_path / "out"
     methods = "--methods=standard,didicm-few"
     shown = works("compare", *TINY, methods, f"--out={out}", "--seeds=1").out
@@ -26,7 +26,7 @@ def test_compare_runs_resumes_extends_and_reports(tmp_path, monkeypatch, works, 
         assert words in shown
     assert (out / "report.html").stat().st_size > 10_000
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # seen once, and slow
+    request.getfixturevalue("unrendered")  # seen once, and slow
     # One more method: what is done is not run again.
     more = "--methods=standard,standard-smooth,didicm-few"
     assert "3 trainings, 2 of them done before" in works("compare", *TINY, more, f"--out={out}", "--seeds=1").out

@@ -66,10 +66,8 @@ def holders(out, lock):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS, ids="-".join)
-def test_studies_run_on_a_folder_like_imagenet(group, folder, tmp_path, works, request, monkeypatch):
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda *_, **__: None
-    )  # reports are looked at elsewhere
+@pytest.mark.usefixtures("unrendered")
+def test_studies_run_on_a_folder_like_imagenet(group, folder, tmp_path, works, request):
     asked = [request.config.getoption(name) for name in ("--devices", "--jobs")]
     if not any(asked):
         request.getfixturevalue("forked_workers")

@@ -24,12 +24,7 @@ SHRUNK = {
     },
 }
 STANDARD = {"method": "standard"}
-
-
-@pytest.fixture(autouse=True)
-def unrendered(monkeypatch):
-    """Figures are made but not rendered, which takes half the time: tests of reports look at them."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+pytestmark = pytest.mark.usefixtures("unrendered")
 
 
 @pytest.fixture(scope="module")

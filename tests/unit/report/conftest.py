@@ -29,12 +29,6 @@ def comparison():
     return comparison
 
 
-@pytest.fixture
-def unrendered(monkeypatch):
-    """Figures are made but not rendered, which takes seconds: for tests that do not look at them."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
-
-
 @pytest.fixture(scope="session")
 def result():
     """One run: the main sampler with so many calls, and a single call beside it if there are more."""
