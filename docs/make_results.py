@@ -112,8 +112,9 @@ PEOPLE = {  # tables of labels of study labels-cpu
     "labels of random1.csv": "labels of people, 17 % wrong",
     "labels of worse.csv": "labels of people, 40 % wrong",
 }
+CIFAR = "hf://cifar10"
 DATA = {
-    "hf://cifar10": "CIFAR-10",
+    CIFAR: "CIFAR-10",
     "cifar10n": "CIFAR-10",
     "hf://tiny100": "100 classes of Tiny-ImageNet",
     "fashion-mini": "Fashion-MNIST",
@@ -222,6 +223,7 @@ def _write_advice(folders: list[Path]) -> Iterator[str]:
     yield from _conclude(*found.values())
     for title, compared in found.items():
         yield from _write_compared(title, compared) if compared else ()
+    yield from _write_augmented({folder.name: rows for folder, (_, rows) in zip(folders, studies, strict=True)})
     yield from _on_aim([x for compared in found.values() for x in compared if x.inference <= AIM])
 
 
@@ -306,6 +308,48 @@ def _write_compared(title: str, found: list[Compared]) -> Iterator[str]:
             cells += [f"{x.inference:.1f}", "" if x.training is None else f"{x.training:.1f}"]
             yield f"| | {x.entry} | {' | '.join(cells)} |"
     yield "\nInference and training: multiply-adds relative to the standard classifier's.\n"
+
+
+def _write_augmented(studies: dict[str, Rows]) -> Iterator[str]:
+    """Both methods with crops and flips, and with strong augmentation, in one call: who is best of all."""
+    recipes = {
+        "crops and flips": studies.get(SUMMARY, Rows()),
+        "strong augmentation": studies.get("strong-cpu", Rows()),
+    }
+    shared = [
+        c for c in recipes["crops and flips"].conditions() if c in recipes["strong augmentation"].conditions()
+    ]
+    if not shared:
+        return
+    metrics, winners = (TOP1, SCALED_NLL), list[str]()
+    yield "### Crops and flips, or strong augmentation\n"
+    yield f"| condition | | {' | '.join(f'{metric.heading}, {name}' for name in recipes for metric in metrics)} |"
+    yield "|---|---|" + "---:|" * (len(recipes) * len(metrics))
+    for condition in shared:
+        nll = dict[str, float]()
+        for method in ("standard", "DiDiCM"):
+            cells = []
+            for name, rows in recipes.items():
+                here = Rows(r for r in rows.select(condition=condition) if r.views == 1)
+                entries = [
+                    e
+                    for e in here.entries()
+                    if (e.method.baseline if method == "standard" else _is_recommended(e))
+                    and e.method.members == 1
+                ]
+                for metric in metrics:
+                    means = [here.select(e).estimate(metric).mean for e in entries]
+                    best = max(means, key=lambda mean, metric=metric: metric.sign * mean)
+                    cells.append(metric.text(best))
+                nll[f"{method} with {name}"] = best
+            where = str(condition) if method == "standard" else ""
+            yield f"| {where} | {method if method == 'DiDiCM' else 'standard, the best'} | {' | '.join(cells)} |"
+        winners.append(f"{condition}: {min(nll, key=nll.__getitem__)}")
+    yield f"\nThe lowest temperature-scaled NLL in one call, {DATA[CIFAR]}: {'; '.join(winners)}.\n"
+
+
+def _is_recommended(entry: Entry) -> bool:
+    return entry.method.variant == RECOMMENDED and entry.sampler == ONE_CALL
 
 
 def _on_aim(found: list[Compared]) -> Iterator[str]:
