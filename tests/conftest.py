@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file
 
 # A busy machine is no failure, and neither is what only one run in a hundred would try.
@@ -198,11 +199,14 @@ def start_didicm():
 def unrendered(monkeypatch):
     """Figures are made but not rendered, which takes seconds: for tests that do not look at them."""
 
-    def touch(figure, place, **options):
+    def savefig(figure, place, metadata=None, **options):
         if isinstance(place, Path):
-            place.touch()
+            told = PngInfo()
+            for name, value in (metadata or {}).items():
+                told.add_text(name, value)
+            Image.new("L", (1, 1)).save(place, "PNG", pnginfo=told)
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", touch)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
 
 
 @pytest.fixture

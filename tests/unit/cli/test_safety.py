@@ -15,6 +15,8 @@ import torch
 from didicm.cli.__main__ import main
 from tests.oracle.released import ReleasedNet, write_released
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 # What each command may write, in the folder it is run in, and how.
 WRITES = {
     "doctor": (["doctor.png"], ["doctor", "images", "--examples", "doctor.png"]),
