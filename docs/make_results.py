@@ -53,6 +53,7 @@ ORDER = (
     "schedules",
     "objectives",
     "training",
+    "mask",
     "recipe",
     "finetune",
 )

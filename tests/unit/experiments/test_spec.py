@@ -27,6 +27,7 @@ GIVEN = (
     "breadth-cpu",
     "classes-cpu",
     "strong-cpu",
+    "mask-cpu",
 )  # on images that do not ship
 SMALL = {
     "name": "mine",
