@@ -120,7 +120,8 @@ DATA = {
     "hf://tiny100": "100 classes of Tiny-ImageNet",
     "fashion-mini": "Fashion-MNIST",
 }
-AUGMENTED = {"strong-cpu": ", strong augmentation"}  # what a study changes under all its conditions
+STRONG = "strong-cpu"
+AUGMENTED = {STRONG: ", strong augmentation"}  # what a study changes under all its conditions
 AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
 
 REPEATED = "repeated"
@@ -315,7 +316,7 @@ def _write_augmented(studies: dict[str, Rows]) -> Iterator[str]:
     """Both methods with crops and flips, and with strong augmentation, in one call: who is best of all."""
     recipes = {
         "crops and flips": studies.get(SUMMARY, Rows()),
-        "strong augmentation": studies.get("strong-cpu", Rows()),
+        "strong augmentation": studies.get(STRONG, Rows()),
     }
     shared = [
         c for c in recipes["crops and flips"].conditions() if c in recipes["strong augmentation"].conditions()
@@ -370,32 +371,35 @@ def _on_aim(found: list[Compared]) -> Iterator[str]:
 
 
 SUMMARY = "fair-cpu"
-SUMMED_UP = (
-    "standard, smoothed labels",
-    "standard, smoothed labels, 8 views",
-    "DiDiCM, smoothed labels, 8 steps",
-    "DiDiCM, ResNet blocks, 1 call",
-    "DiDiCM, ResNet blocks, 8 views",
-)
+SUMMED_UP = {
+    SUMMARY: (
+        "standard, smoothed labels",
+        "standard, smoothed labels, 8 views",
+        "DiDiCM, smoothed labels, 8 steps",
+        "DiDiCM, ResNet blocks, 1 call",
+        "DiDiCM, ResNet blocks, 8 views",
+    ),
+    STRONG: ("standard", "DiDiCM, ResNet blocks, 1 call"),
+}
 
 
 def write_summary(text: str, folder: Path = FOLDER) -> str:
-    """README.md with the tuned study in one table: what stands for each method, by images per class."""
-    plan = read_plan(folder / SUMMARY)
-    assert plan is not None
-    rows = rows_of(read_results(folder / SUMMARY), plan.study)
-    conditions = rows.conditions()[::-1]
-    shown = (TOP1, SCALED_NLL)
-    heads = [f"{m.heading}, {c.fraction} per class" for c in conditions for m in shown]
-    lines = [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]
-    for entry in rows.entries():
-        if str(entry) not in SUMMED_UP:
+    """README.md with the tuned studies in one table: what stands for each method, by images per class."""
+    shown, lines = (TOP1, SCALED_NLL), list[str]()
+    for name, entries in SUMMED_UP.items():
+        if (plan := read_plan(folder / name)) is None:
             continue
-        cells = []
-        for condition, metric in product(conditions, shown):
-            estimate = rows.select(entry, condition).estimate(metric)
-            cells.append("" if estimate is None else show(estimate, metric))
-        lines.append(f"| {entry} | {' | '.join(cells)} | {rows.cost_ratio(entry):.1f} |")
+        rows = rows_of(read_results(folder / name), plan.study)
+        conditions = rows.conditions()[::-1]
+        heads = [f"{m.heading}, {c.fraction} per class" for c in conditions for m in shown]
+        lines = lines or [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]
+        for entry in (e for e in rows.entries() if str(e) in entries):
+            cells = []
+            for condition, metric in product(conditions, shown):
+                estimate = rows.select(entry, condition).estimate(metric)
+                cells.append("" if estimate is None else show(estimate, metric))
+            label = f"{entry}{AUGMENTED.get(name, '')}"
+            lines.append(f"| {label} | {' | '.join(cells)} | {rows.cost_ratio(entry):.1f} |")
     before, begin, rest = text.partition("<!-- results: make results -->\n")
     _, end, after = rest.partition("<!-- end of results -->")
     return before + begin + "\n".join(lines) + "\n" + end + after
