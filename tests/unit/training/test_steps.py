@@ -203,7 +203,7 @@ def test_a_gradient_is_left_alone_where_there_is_no_limit_to_its_norm(limit, wri
 
 def test_sampling_has_no_number_in_float64_even_where_it_stops_early(make_checkpoint, some_images):
     classifier, transform = make_checkpoint().classifier, EvalTransform(8, 1, crop_pct=1.0)
-    samplers = {"whole": {}, "early": {"tolerance": 0.03}, "labels": {"method": "cl", "chains": 2}}
+    samplers = {"whole": {}, "early": {"tolerance": 0.08}, "labels": {"method": "cl", "chains": 2}}
     with DeviceWatch():
         ((_, found),) = stream(classifier, some_images(), transform, samplers)
     assert found.nfe["early"] < found.nfe["whole"]
