@@ -192,6 +192,8 @@ def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> li
         return list(asked)
     if not isinstance(classifier, DiffusionClassifier):
         return [SamplerSpec(ONE_CALL)]
+    if classifier.mask == 1:
+        return [SamplerSpec(ONE_CALL, {"method": "readout"})]
 
     def cp(steps: int, stored: bool = True) -> SamplerSpec:
         return SamplerSpec(f"{steps} steps" if steps > 1 else "1 step", {"method": "cp", "steps": steps}, stored)
@@ -225,7 +227,7 @@ def _store_pictures(trained: _Trained, tested: Evaluation, folder: Path) -> None
     """Keep some test images as the network sees them, and the trajectories of some of those."""
     classifier, spec, image = trained.classifier, trained.samplers[0], tested.kept_images
     tensors = {"shown": tested.kept, "images": trained.components.eval_transform.restore(image)}
-    if isinstance(classifier, DiffusionClassifier):
+    if isinstance(classifier, DiffusionClassifier) and classifier.mask < 1:  # else it has no steps
         # From the most to the least confident, so that both kinds are there.
         order = torch.special.entr(tested.probs[spec.name][tested.kept]).sum(-1).argsort()
         traced = order[torch.linspace(0, len(order) - 1, min(TRACED, len(order))).long()]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from didicm.data import folder, make_loader
@@ -25,6 +26,7 @@ from didicm.experiments.results import RESULTS, read_plan, read_results
 from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import PICTURES
 from didicm.processes import HeldError, held
+from didicm.report.html import write_report
 from didicm.values import override
 
 
@@ -164,6 +166,16 @@ def test_without_held_out_images_all_are_for_training_and_there_is_no_temperatur
     assert (result.num_train, result.num_held_out, result.num_test) == (100, 0, 1000)
     assert result.measurements[0].temperature is None
     assert result.measurements[0].scaled_metrics is None
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_network_whose_labels_are_all_masked_is_asked_once_and_has_no_steps_to_draw(tiny, tmp_path):
+    masked = {"name": "DiDiCM", "mask": 1.0, "sampler.method": "readout"}
+    study = tiny(methods=[masked, {"name": "standard", "method": "standard"}], seeds=1)
+    result = next(x for x in run_study(study, tmp_path) if x.method == "DiDiCM")
+    assert [x.calls for x in result.measurements] == [1]
+    assert load_file(tmp_path / "measured" / result.key / PICTURES).keys() == {"shown", "images"}
+    assert write_report(tmp_path).path.exists()
 
 
 def test_methods_that_are_the_same_training_are_named(tiny, tmp_path):
