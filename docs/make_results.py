@@ -97,12 +97,12 @@ threshold was set on these images, so that 5 % of the clean ones lie above it by
 ADVICE = """## Which method to use
 
 Every number of this section comes from the studies below in which learning rate, weight decay and length were
-chosen for each method by held-out images. DiDiCM is recipe `few`: on the blocks of the standard classifier, with
-half of its labels masked; a pilot on other images chose it, and the studies have its other variants. The standard
-classifier is the best of its variants, chosen for each condition and metric in its favour. **+** and **-** mark
-where DiDiCM is better or worse than it beyond the 95 % interval of the difference over seeds, paired; of a hundred
-such comparisons, five would be marked by chance, and close ones change when a training is repeated
-([trained again](#trained-again)). T: temperature-scaled.
+chosen for each method by held-out images. DiDiCM is that of recipe `few`: on the blocks of the standard
+classifier, with half of its labels masked; a pilot on other images chose it, and the studies have its other
+variants. The standard classifier is the best of its variants, chosen for each condition and metric in its favour.
+**+** and **-** mark where DiDiCM is better or worse than it beyond the 95 % interval of the difference over seeds,
+paired; of a hundred such comparisons, five would be marked by chance, and close ones change when a training is
+repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
 ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scaled=True))
@@ -221,11 +221,15 @@ def _write_advice(folders: list[Path]) -> Iterator[str]:
         ]
         for title, several in zip(titles, (False, True), strict=True)
     }
+    augmented = _augmented({folder.name: rows for folder, (_, rows) in zip(folders, studies, strict=True)})
     yield ADVICE
+    yield from _on_augmentation(augmented)
     yield from _conclude(*found.values())
+    yield from _on_mask(folders[0].with_name("mask-cpu"))
+    yield ""
     for title, compared in found.items():
         yield from _write_compared(title, compared) if compared else ()
-    yield from _write_augmented({folder.name: rows for folder, (_, rows) in zip(folders, studies, strict=True)})
+    yield from _write_augmented(augmented)
     yield from _on_aim([x for compared in found.values() for x in compared if x.inference <= AIM])
 
 
@@ -263,7 +267,6 @@ def _conclude(once: list[Compared], often: list[Compared]) -> Iterator[str]:
             if min(gains) > 0
             else "- Several augmented views of an image do not always help."
         )
-    yield ""
 
 
 def _same_condition(once: list[Compared], often: list[Compared]) -> list[tuple[Compared, Compared]]:
@@ -312,46 +315,81 @@ def _write_compared(title: str, found: list[Compared]) -> Iterator[str]:
     yield "\nInference and training: multiply-adds relative to the standard classifier's.\n"
 
 
-def _write_augmented(studies: dict[str, Rows]) -> Iterator[str]:
-    """Both methods with crops and flips, and with strong augmentation, in one call: who is best of all."""
-    recipes = {
-        "crops and flips": studies.get(SUMMARY, Rows()),
-        "strong augmentation": studies.get(STRONG, Rows()),
-    }
-    shared = [
-        c for c in recipes["crops and flips"].conditions() if c in recipes["strong augmentation"].conditions()
-    ]
-    if not shared:
+Means = dict[tuple[str, str], dict[Metric, float]]  # by method and augmentation
+
+
+def _augmented(studies: dict[str, Rows]) -> dict[str, Means]:
+    """Both methods in one call, with crops and flips and with strong augmentation, by condition."""
+    recipes = {"crops and flips": studies.get(SUMMARY), "strong augmentation": studies.get(STRONG)}
+    found = dict[str, Means]()
+    for name, rows in recipes.items():
+        for condition in rows.conditions() if rows else ():
+            here = Rows(r for r in rows.select(condition=condition) if r.views == 1)
+            ours = [e for e in here.entries() if e.method.variant == RECOMMENDED and e.sampler == ONE_CALL]
+            theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
+            for method, entries in (("standard, the best", theirs), ("DiDiCM", ours)):
+                means = {m: [here.select(e).estimate(m).mean for e in entries] for m in (TOP1, SCALED_NLL)}
+                best = {m: max(values) if m.sign > 0 else min(values) for m, values in means.items()}
+                found.setdefault(str(condition), {})[method, name] = best
+    return {condition: means for condition, means in found.items() if len(means) == 2 * len(recipes)}
+
+
+def _on_augmentation(found: dict[str, Means]) -> Iterator[str]:
+    """What strong augmentation gains, as one line of advice."""
+    if not found:
         return
-    metrics, winners = (TOP1, SCALED_NLL), list[str]()
+    gains, winners = list[float](), list[str]()
+    for means in found.values():
+        nll = {who: values[SCALED_NLL] for who, values in means.items()}
+        gains.append(
+            nll["standard, the best", "crops and flips"] - nll["standard, the best", "strong augmentation"]
+        )
+        method, augmentation = min(nll, key=nll.__getitem__)
+        winners.append(f"{method.partition(',')[0]} with {augmentation}")
+    usual = max(set(winners), key=winners.count)
+    verb = "lowers" if min(gains) > 0 else "changes"
+    yield (
+        "- **Augment strongly and train long** (RandAugment, Mixup, CutMix), whichever the method: on "
+        f"{DATA[CIFAR]} this {verb} the temperature-scaled NLL of the standard classifier by {min(gains):.3f} to "
+        f"{max(gains):.3f}, and {usual} has the lowest of all under {winners.count(usual)} of {len(winners)} "
+        "conditions ([table](#crops-and-flips-or-strong-augmentation)). What follows is with crops and flips, unless "
+        "it says otherwise."
+    )
+
+
+def _on_mask(folder: Path) -> Iterator[str]:
+    """How many labels to mask, as one line of advice."""
+    if (plan := read_plan(folder)) is None:
+        return
+    rows, best = rows_of(read_results(folder), plan.study), list[str]()
+    for condition in rows.conditions():
+        here = rows.select(condition=condition)
+        entry = min(here.entries(), key=lambda e, here=here: here.select(e).estimate(SCALED_NLL).mean)
+        best.append(f"{entry.method.variant} with {condition}")
+    yield (
+        "- **Why**: labels that are not masked regularise, and what they teach helps an answer without a label "
+        f"little. At one length for all, the lowest temperature-scaled NLL has {', '.join(best)} "
+        "([all masked](#masked-labels) is a standard classifier)."
+    )
+
+
+def _write_augmented(found: dict[str, Means]) -> Iterator[str]:
+    """The table of the same."""
+    if not found:
+        return
+    heads = [
+        f"{m.heading}, {name}"
+        for (_, name), m in product(list(next(iter(found.values())))[::2], (TOP1, SCALED_NLL))
+    ]
     yield "### Crops and flips, or strong augmentation\n"
-    yield f"| condition | | {' | '.join(f'{metric.heading}, {name}' for name in recipes for metric in metrics)} |"
-    yield "|---|---|" + "---:|" * (len(recipes) * len(metrics))
-    for condition in shared:
-        nll = dict[str, float]()
-        for method in ("standard", "DiDiCM"):
-            cells = []
-            for name, rows in recipes.items():
-                here = Rows(r for r in rows.select(condition=condition) if r.views == 1)
-                entries = [
-                    e
-                    for e in here.entries()
-                    if (e.method.baseline if method == "standard" else _is_recommended(e))
-                    and e.method.members == 1
-                ]
-                for metric in metrics:
-                    means = [here.select(e).estimate(metric).mean for e in entries]
-                    best = max(means, key=lambda mean, metric=metric: metric.sign * mean)
-                    cells.append(metric.text(best))
-                nll[f"{method} with {name}"] = best
-            where = str(condition) if method == "standard" else ""
-            yield f"| {where} | {method if method == 'DiDiCM' else 'standard, the best'} | {' | '.join(cells)} |"
-        winners.append(f"{condition}: {min(nll, key=nll.__getitem__)}")
-    yield f"\nThe lowest temperature-scaled NLL in one call, {DATA[CIFAR]}: {'; '.join(winners)}.\n"
-
-
-def _is_recommended(entry: Entry) -> bool:
-    return entry.method.variant == RECOMMENDED and entry.sampler == ONE_CALL
+    yield f"| condition | | {' | '.join(heads)} |"
+    yield "|---|---|" + "---:|" * len(heads)
+    for condition, means in found.items():
+        for method in dict.fromkeys(method for method, _ in means):
+            values = [values for (who, _), values in means.items() if who == method]
+            cells = [metric.text(mean) for each in values for metric, mean in each.items()]
+            yield f"| {condition if method != 'DiDiCM' else ''} | {method} | {' | '.join(cells)} |"
+    yield f"\n{DATA[CIFAR]}, one call for an answer; means over the seeds of each study.\n"
 
 
 def _on_aim(found: list[Compared]) -> Iterator[str]:

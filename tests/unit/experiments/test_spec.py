@@ -327,7 +327,7 @@ def test_conditions_may_differ_in_their_table_of_labels(tiny):
 
 def test_recipe_few_is_what_the_tuned_study_recommends():
     """But for what that study varies, its images, and the sampler that it compares with others."""
-    run = next(r for r in load_study("fair-cpu").runs("data", 1) if r.method.variant == "ResNet blocks")
+    run = next(r for r in load_study("strong-cpu").runs("data", 1) if r.method.variant == "ResNet blocks")
     recipe = flatten(load_recipe("few"))
     own = {
         "data",
@@ -345,8 +345,9 @@ def test_recipe_few_is_what_the_tuned_study_recommends():
 
 @pytest.mark.parametrize("recipe", ["few", "small"])
 def test_the_method_few_of_a_comparison_is_the_recipe_of_that_name(recipe):
-    """Under recipe few to the letter; under another in all but its length, batches and images."""
+    """Under recipe few to the letter; under another in all but its length, batches, images and augmentation."""
     run = compare_study(methods=["didicm-few"], recipe=recipe).runs("fashion-mini", 1)[0]
     few = override(load_recipe("few"), {"data": "fashion-mini"})
     differ = {name for name, value in flatten(run.config).items() if flatten(few)[name] != value}
-    assert differ <= {"run.validate_epochs", *(("epochs", "batch_size") if recipe == "small" else ())}
+    shared = {"epochs", "batch_size", "augment.auto_augment", "augment.mixup", "augment.cutmix"}
+    assert differ <= {"run.validate_epochs", *(shared if recipe == "small" else ())}
