@@ -368,8 +368,8 @@ def _on_mask(folder: Path) -> Iterator[str]:
         best.append(f"{entry.method.variant} with {condition}")
     yield (
         "- **Why DiDiCM is ahead with few images and behind with many**: seeing labels regularises it, and "
-        "teaches it little about an answer without one. At one length for all, the lowest temperature-scaled NLL has "
-        f"{'; '.join(best)} ([all masked](#masked-labels) is a standard classifier)."
+        "teaches it little about an answer without one. At one length for all, the lowest temperature-scaled NLL "
+        f"has {'; '.join(best)} ([all masked](#masked-labels) is a standard classifier)."
     )
 
 
