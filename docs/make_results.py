@@ -349,7 +349,7 @@ def _on_augmentation(found: dict[str, Means]) -> Iterator[str]:
     usual = max(set(winners), key=winners.count)
     verb = "lowers" if min(gains) > 0 else "changes"
     yield (
-        "- **Augment strongly and train long** (RandAugment, Mixup, CutMix), whichever the method: on "
+        "- **Augment strongly and train long** (RandAugment, Mixup, CutMix): on "
         f"{DATA[CIFAR]} this {verb} the temperature-scaled NLL of the standard classifier by {min(gains):.3f} to "
         f"{max(gains):.3f}, and {usual} has the lowest of all under {winners.count(usual)} of {len(winners)} "
         "conditions ([table](#crops-and-flips-or-strong-augmentation)). What follows is with crops and flips, "
