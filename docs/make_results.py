@@ -25,7 +25,7 @@ from didicm.experiments.results import (
     write_plan,
 )
 from didicm.experiments.spec import ONE_CALL
-from didicm.experiments.study_file import list_studies
+from didicm.experiments.study_file import list_studies, load_study
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
@@ -96,13 +96,13 @@ threshold was set on these images, so that 5 % of the clean ones lie above it by
 
 ADVICE = """## Which method to use
 
-Every number of this section comes from the studies below in which learning rate, weight decay and length were
-chosen for each method by held-out images. DiDiCM is that of recipe `few`: on the blocks of the standard
-classifier, with half of its labels masked; a pilot on other images chose it, and the studies have its other
-variants. The standard classifier is the best of its variants, chosen for each condition and metric in its favour.
-**+** and **-** mark where DiDiCM is better or worse than it beyond the 95 % interval of the difference over seeds,
-paired; of a hundred such comparisons, five would be marked by chance, and close ones change when a training is
-repeated ([trained again](#trained-again)). T: temperature-scaled.
+Every number of this section comes from the studies below in which the length of training, and in some also the
+learning rate and weight decay, were chosen for each method by held-out images. DiDiCM is that of recipe `few`: on
+the blocks of the standard classifier, with half of its labels masked; a pilot on other images chose it, and the
+studies have its other variants. The standard classifier is the best of its variants, chosen for each condition and
+metric in its favour. **+** and **-** mark where DiDiCM is better or worse than it beyond the 95 % interval of the
+difference over seeds, paired; of a hundred such comparisons, five would be marked by chance, and close ones change
+when a training is repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
 ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scaled=True))
@@ -377,10 +377,8 @@ def _write_augmented(found: dict[str, Means]) -> Iterator[str]:
     """The table of the same."""
     if not found:
         return
-    heads = [
-        f"{m.heading}, {name}"
-        for (_, name), m in product(list(next(iter(found.values())))[::2], (TOP1, SCALED_NLL))
-    ]
+    names = dict.fromkeys(name for means in found.values() for _, name in means)
+    heads = [f"{metric.heading}, {name}" for name, metric in product(names, (TOP1, SCALED_NLL))]
     yield "### Crops and flips, or strong augmentation\n"
     yield f"| condition | | {' | '.join(heads)} |"
     yield "|---|---|" + "---:|" * len(heads)
@@ -456,6 +454,8 @@ def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
     parts += [f"Predicted: {study.prediction}\n"] if study.prediction else []
     parts += [f"Note: {study.note}\n"] if study.note else []
+    missing = [str(c) for c in load_study(study.name).conditions if c not in study.conditions]
+    parts += [f"Not run yet: {'; '.join(missing)}.\n"] if missing else []
     parts += [*(f"- {sentence}" for sentence in verdict(study, rows, trials)), ""]
     parts += [f"![{figure.title}](results/{folder.name}/{figure.file})\n" for figure in figures]
     tables = make_tables(study, rows)

@@ -157,9 +157,8 @@ def become_didicm(arguments):
     from didicm.cli.__main__ import main
 
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir(
-        "/proc/self/fd"
-    ):  # whatever the tests have open, Popen's own pipe too: it waits for that
+    # Whatever the tests have open, and the pipe whose end Popen waits for.
+    for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != nowhere:
             with contextlib.suppress(OSError):
                 os.dup2(nowhere, int(name))

@@ -69,6 +69,14 @@ def test_a_place_that_cannot_be_written_to_is_one_sentence(place, tmp_path):
         write_files(tmp_path / place, {"a": "new"})
 
 
+def test_every_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(sorted(os.listdir(tmp_path))))
+    write_files(tmp_path, {"a": "text", "b": lambda path: path.write_text("more")})
+    assert len(synced) >= 2
+    assert not any(name in names for names in synced for name in ("a", "b"))
+
+
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     write_files(tmp_path, {"a": "old"})
     for tidy in (lambda: write_files(tmp_path, {"c": "new"}), lambda: clear_leftovers(tmp_path)):

@@ -60,6 +60,19 @@ def numbers_of():
     return numbers
 
 
+@pytest.fixture
+def corrupt(tmp_path):
+    """Make a run fail with a sentence; returns the file to delete."""
+
+    def corrupt(run):
+        path = tmp_path / "runs" / run.key / "trained.json"
+        path.parent.mkdir(parents=True)
+        path.write_text("{")
+        return path
+
+    return corrupt
+
+
 @pytest.fixture(scope="session")
 def meanwhile():
     """Do something once a condition holds, while the body runs."""

@@ -50,14 +50,6 @@ def workers_of(pid):
     return found
 
 
-def corrupt(trainings, run):
-    """Make a run fail with a sentence; returns the file to delete."""
-    path = trainings / "runs" / run.key / "trained.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("{")
-    return path
-
-
 @pytest.mark.usefixtures("forked_workers")
 def test_whatever_stops_the_workers_their_trainings_are_saved_and_go_on(tiny, tmp_path, meanwhile):
     def kill_one():
@@ -145,10 +137,10 @@ def test_a_mistake_that_one_of_several_processes_finds_is_kept_for_the_one_that_
 
 
 def test_submitit_tells_of_a_failed_job_while_others_go_on_and_nothing_is_trained_twice(
-    tiny, whole, tmp_path, numbers_of
+    tiny, whole, tmp_path, numbers_of, corrupt
 ):
     study, out = tiny(seeds=1), tmp_path / "out"
-    corrupted = corrupt(tmp_path, study.runs("fashion-mini", 1)[1])
+    corrupted = corrupt(study.runs("fashion-mini", 1)[1])
     console = Console(record=True, width=500)
     failed = r"job \w+ failed \(DiDiCM, 7 px.*, seed 0: .*trained.json is damaged.*: see .*_log.err"
     with pytest.raises(UserError, match=failed):

@@ -23,11 +23,9 @@ def started():
         yield
 
 
-def test_it_carries_out_a_study_until_a_run_fails(tiny, whole, tmp_path, numbers_of):
+def test_it_carries_out_a_study_until_a_run_fails(tiny, whole, tmp_path, numbers_of, corrupt):
     study = tiny(seeds=1)
-    damaged = tmp_path / "runs" / study.runs("fashion-mini", 1)[1].key / "trained.json"
-    damaged.parent.mkdir(parents=True)
-    damaged.write_text("{")
+    corrupt(study.runs("fashion-mini", 1)[1])
     with pytest.raises(UserError, match=r"DiDiCM, 7 px, 5 % of the images, seed 0: .*trained.json is damaged"):
         run_study(study, tmp_path / "out", trainings=tmp_path, executor="ray")
     (done,) = numbers_of(tmp_path / "out")
