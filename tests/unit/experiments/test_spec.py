@@ -27,6 +27,7 @@ GIVEN = (
     "breadth-cpu",
     "classes-cpu",
     "strong-cpu",
+    "strong-labels-cpu",
     "mask-cpu",
 )  # on images that do not ship
 SMALL = {
