@@ -24,7 +24,7 @@ from didicm.experiments.results import (
     read_trials,
     write_plan,
 )
-from didicm.experiments.spec import ONE_CALL
+from didicm.experiments.spec import ONE_CALL, Condition
 from didicm.experiments.study_file import list_studies, load_study
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
@@ -39,6 +39,7 @@ ORDER = (
     "breadth",
     "classes",
     "labels",
+    "strong-labels",
     "noise",
     "ensembles",
     "steps",
@@ -54,6 +55,7 @@ ORDER = (
     "objectives",
     "training",
     "mask",
+    "mask-strong",
     "recipe",
     "finetune",
 )
@@ -107,8 +109,8 @@ when a training is repeated ([trained again](#trained-again)). T: temperature-sc
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
 ADVISED = (TOP1, NLL, SCALED_NLL, Metric("cls/Brier"), Metric("cls/Brier", scaled=True))
 _MARKS = {1: " +", 0: "", -1: " -"}
-TUNED = ("fair-cpu", "strong-cpu", "breadth-cpu", "classes-cpu", "labels-cpu", "noise-cpu")
-PEOPLE = {  # tables of labels of study labels-cpu
+TUNED = ("fair-cpu", "strong-cpu", "breadth-cpu", "classes-cpu", "labels-cpu", "strong-labels-cpu", "noise-cpu")
+PEOPLE = {  # tables of labels of the studies labels-cpu and strong-labels-cpu
     "labels of aggre.csv": "labels of people, 9 % wrong",
     "labels of random1.csv": "labels of people, 17 % wrong",
     "labels of worse.csv": "labels of people, 40 % wrong",
@@ -121,7 +123,10 @@ DATA = {
     "fashion-mini": "Fashion-MNIST",
 }
 STRONG = "strong-cpu"
-AUGMENTED = {STRONG: ", strong augmentation"}  # what a study changes under all its conditions
+AUGMENTATIONS = {  # studies of the same conditions
+    "crops and flips": ("fair-cpu", "labels-cpu"),
+    "strong augmentation": (STRONG, "strong-labels-cpu"),
+}
 AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
 
 REPEATED = "repeated"
@@ -205,7 +210,7 @@ def _write_advice(folders: list[Path]) -> Iterator[str]:
     """What a practitioner can act on: DiDiCM and the best standard classifier, with one and with several views."""
     plans = [(read_plan(folder), read_results(folder)) for folder in folders]
     studies = [
-        (DATA[plan.data] + AUGMENTED.get(plan.study.name, ""), rows_of(results, plan.study))
+        (DATA[plan.data] + _augmentation(plan.study.name), rows_of(results, plan.study))
         for plan, results in plans
         if plan
     ]
@@ -231,6 +236,16 @@ def _write_advice(folders: list[Path]) -> Iterator[str]:
         yield from _write_compared(title, compared) if compared else ()
     yield from _write_augmented(augmented)
     yield from _on_aim([x for compared in found.values() for x in compared if x.inference <= AIM])
+
+
+def _augmentation(study: str) -> str:
+    """What a study with strong augmentation has in common under all its conditions."""
+    return ", strong augmentation" if study in AUGMENTATIONS["strong augmentation"] else ""
+
+
+def _condition(condition: Condition) -> str:
+    """A condition, its labels by what they are instead of the name of their table."""
+    return str(condition).replace(condition.noise, PEOPLE.get(condition.noise, condition.noise))
 
 
 def _conclude(once: list[Compared], often: list[Compared]) -> Iterator[str]:
@@ -277,7 +292,7 @@ def _same_condition(once: list[Compared], often: list[Compared]) -> list[tuple[C
 def _compare(data: str, rows: Rows) -> Iterator[Compared]:
     """Every answer of DiDiCM under every condition."""
     for condition in rows.conditions():
-        where = f"{data}, {condition}".replace(condition.noise, PEOPLE.get(condition.noise, condition.noise))
+        where = f"{data}, {_condition(condition)}"
         here = rows.select(condition=condition)
         theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
         for ours in (e for e in here.entries() if not e.method.baseline and theirs):
@@ -320,18 +335,18 @@ Means = dict[tuple[str, str], dict[Metric, float]]  # by method and augmentation
 
 def _augmented(studies: dict[str, Rows]) -> dict[str, Means]:
     """Both methods in one call, with crops and flips and with strong augmentation, by condition."""
-    recipes = {"crops and flips": studies.get(SUMMARY), "strong augmentation": studies.get(STRONG)}
     found = dict[str, Means]()
-    for name, rows in recipes.items():
-        for condition in rows.conditions() if rows else ():
+    for name, names in AUGMENTATIONS.items():
+        rows = Rows(row for study in names for row in studies.get(study, ()))
+        for condition in rows.conditions():
             here = Rows(r for r in rows.select(condition=condition) if r.views == 1)
             ours = [e for e in here.entries() if e.method.variant == RECOMMENDED and e.sampler == ONE_CALL]
             theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
             for method, entries in (("standard, the best", theirs), ("DiDiCM", ours)):
                 means = {m: [here.select(e).estimate(m).mean for e in entries] for m in (TOP1, SCALED_NLL)}
                 best = {m: max(values) if m.sign > 0 else min(values) for m, values in means.items()}
-                found.setdefault(str(condition), {})[method, name] = best
-    return {condition: means for condition, means in found.items() if len(means) == 2 * len(recipes)}
+                found.setdefault(_condition(condition), {})[method, name] = best
+    return {condition: means for condition, means in found.items() if len(means) == 2 * len(AUGMENTATIONS)}
 
 
 def _on_augmentation(found: dict[str, Means]) -> Iterator[str]:
@@ -434,7 +449,7 @@ def write_summary(text: str, folder: Path = FOLDER) -> str:
             for condition, metric in product(conditions, shown):
                 estimate = rows.select(entry, condition).estimate(metric)
                 cells.append("" if estimate is None else show(estimate, metric))
-            label = f"{entry}{AUGMENTED.get(name, '')}"
+            label = f"{entry}{_augmentation(name)}"
             lines.append(f"| {label} | {' | '.join(cells)} | {rows.cost_ratio(entry):.1f} |")
     before, begin, rest = text.partition("<!-- results: make results -->\n")
     _, end, after = rest.partition("<!-- end of results -->")
