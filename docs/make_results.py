@@ -43,6 +43,7 @@ ORDER = (
     "noise",
     "ensembles",
     "steps",
+    "steps-classes",
     "main",
     "released",
     "stems",

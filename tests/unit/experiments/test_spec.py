@@ -22,6 +22,7 @@ GIVEN = (
     "fair-cpu",
     "labels-cpu",
     "steps-cpu",
+    "steps-classes-cpu",
     "ensembles-cpu",
     "training-cpu",
     "breadth-cpu",
