@@ -1,7 +1,7 @@
 """Networks that answer `encode` and `score`, and the baselines they are compared with."""
 
 from didicm.models.backbone import BackboneBaseline, BackboneScore
-from didicm.models.registry import Cost, baseline_name, cost, create_model, list_models
+from didicm.models.registry import Cost, baseline_name, cost, create_model, head_cost, list_models
 from didicm.models.resnet import ResNet
 from didicm.models.score import DiDiRN, ScoreModel
 
@@ -15,5 +15,6 @@ __all__ = [
     "baseline_name",
     "cost",
     "create_model",
+    "head_cost",
     "list_models",
 ]

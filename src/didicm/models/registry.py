@@ -7,7 +7,7 @@ from typing import Any
 import timm
 import torch
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from didicm.diffusion import ScoreFunction
@@ -108,7 +108,15 @@ def cost(model: nn.Module, size: int) -> Cost:
         return Cost(parameters, per_image, per_call // len(costs))
     weights = next(model.parameters())
     channels: int = getattr(model, "in_chans", 3)
-    image = torch.zeros(1, channels, size, size, device=weights.device, dtype=weights.dtype)
+    return _count(model, torch.zeros(1, channels, size, size, device=weights.device, dtype=weights.dtype))
+
+
+def head_cost(model: Backbone) -> Cost:
+    """Count the same from the backbone's features on."""
+    return _count(model, next(model.parameters()).new_zeros(1, model.num_features))
+
+
+def _count(model: nn.Module, image: Tensor) -> Cost:
     label, total = torch.zeros(1, dtype=torch.long, device=image.device), image.new_ones(1)
     training = model.training
     model.eval()

@@ -25,7 +25,7 @@ from didicm.data import (
 from didicm.data.corruptions import noisy_labels
 from didicm.diffusion import UniformProcess, schedule_from_dict
 from didicm.errors import UserError, did_you_mean
-from didicm.models import Cost, baseline_name, cost, create_model
+from didicm.models import Cost, baseline_name, cost, create_model, head_cost
 from didicm.models.backbone import Backbone
 from didicm.settings import TrainConfig
 from didicm.text import count
@@ -232,11 +232,26 @@ def check_batches(config: TrainConfig, components: RunComponents, world_size: in
     return share
 
 
+def count_feature_views(config: TrainConfig, components: RunComponents) -> int:
+    """Views of every training image whose features are kept: one if all would be alike."""
+    varied = components.train_transform.varies or components.corrupt_train is not None
+    return config.feature_views if varied else 1
+
+
 def training_multiply_adds(config: TrainConfig, components: RunComponents, price: Cost) -> int:
-    """Multiply-adds of a whole training, forward and backward: an image is encoded, and called once per draw."""
+    """Multiply-adds of a whole training, forward and backward: an image is encoded, and called once per draw.
+
+    A frozen backbone has no backward pass, and where its features are kept, only one forward pass per view.
+    """
+    network = components.classifier.model
     draws = config.draws_per_image if isinstance(components.classifier, DiffusionClassifier) else 1
     images = config.epochs * (len(components.train) // config.batch_size) * config.batch_size
-    return (1 + BACKWARD) * price.total(draws) * images
+    if not (isinstance(network, Backbone) and network.frozen):
+        return (1 + BACKWARD) * price.total(draws) * images
+    head, encoded = head_cost(network), images
+    if keeps_features(config, components.classifier):
+        encoded = count_feature_views(config, components) * len(components.train)
+    return (price.per_image - head.per_image) * encoded + (1 + BACKWARD) * head.total(draws) * images
 
 
 @dataclass(frozen=True)

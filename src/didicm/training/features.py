@@ -15,7 +15,7 @@ from didicm.errors import UserError
 from didicm.files import write_files
 from didicm.models.backbone import Backbone
 from didicm.settings import TrainConfig
-from didicm.training.build import RunComponents, keeps_features
+from didicm.training.build import RunComponents, count_feature_views, keeps_features
 
 FEATURES = "features"  # folder of a run, until it is finished
 BATCH = 64
@@ -33,8 +33,7 @@ def with_features(
         return run
     if fabric.world_size > 1:
         raise UserError("feature_views is for one process: set run.devices 1, or feature_views 0")
-    varied = run.train_transform.varies or run.corrupt_train is not None
-    seeds = [int(keys(config.seed, view)) % 2**63 for view in range(config.feature_views if varied else 1)]
+    seeds = [int(keys(config.seed, view)) % 2**63 for view in range(count_feature_views(config, run))]
 
     def computed(
         name: str, images: ImageSet, transform: TrainTransform | EvalTransform, seeds: list[int]

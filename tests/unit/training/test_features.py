@@ -6,12 +6,14 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch.utils.flop_counter import FlopCounterMode
 
 from didicm import UserError
 from didicm.data import ArraySet, FeatureSet, make_loader
 from didicm.data.transforms import EvalTransform
+from didicm.models import cost
 from didicm.training import loop
-from didicm.training.build import build
+from didicm.training.build import build, training_multiply_adds
 from didicm.training.features import FEATURES
 from didicm.training.state import load_state
 
@@ -34,6 +36,24 @@ def test_the_head_becomes_what_the_slow_way_makes_of_it(method, train, weights_o
     assert validated
     assert validated.items() <= one.items()
     assert not (fast / FEATURES).exists()
+
+
+def test_the_backbone_counts_once_per_view_and_never_backwards(tiny_config, tmp_path):
+    def price(**changes):
+        config = tiny_config(tmp_path, **{**FROZEN, "augment__hflip": 0.5, **changes})
+        run = build(config)
+        network = run.classifier.model.eval()
+        with FlopCounterMode(display=False) as counted:
+            network.embed(torch.zeros(1, 3, 32, 32))
+        images = len(run.train) // config.batch_size * config.batch_size * config.epochs
+        total = training_multiply_adds(config, run, cost(network, 32))
+        return total, counted.get_total_flops() // 2, len(run.train), images
+
+    kept, backbone, count, images = price(feature_views=3)
+    (seen, *_), (thawed, *_) = price(feature_views=0), price(model_args__frozen=False)
+    assert images > count
+    assert kept - 3 * count * backbone == seen - images * backbone == thawed - 3 * images * backbone > 0
+    assert price(feature_views=3, augment__hflip=0)[0] == kept - 2 * count * backbone  # all views are alike
 
 
 def test_a_run_that_was_stopped_goes_on_bit_by_bit(train, tmp_path, weights_of, assert_same):
