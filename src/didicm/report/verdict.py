@@ -65,8 +65,10 @@ def _on_pair(rows: Rows) -> list[str]:
         return []
     by_top1, by_nll, by_scaled = (_measure(common, ours, baselines, m) for m in (TOP1, NLL, SCALED_NLL))
     scaled = f" With a temperature for both, they are {_on_nll(by_scaled)}." if by_scaled else ""
+    conditions = len(common.conditions())
+    where = f" on average over {conditions} conditions" if conditions > 1 else ""
     return [
-        _on_accuracy(ours, by_top1) if by_top1 else "No accuracy was measured.",
+        _on_accuracy(ours, by_top1, where) if by_top1 else "No accuracy was measured.",
         f"As trained, DiDiCM's probabilities are {_on_nll(by_nll)}.{scaled}" if by_nll else "No NLL was measured.",
         _on_cost(common, ours, best.baseline if (best := by_scaled or by_nll) else baselines[0]),
     ]
@@ -100,7 +102,7 @@ def _measure(rows: Rows, ours: Entry, baselines: Sequence[Entry], metric: Metric
     return None if gap is None else _Measured(baseline, x, y, gap)
 
 
-def _on_accuracy(ours: Entry, found: _Measured) -> str:
+def _on_accuracy(ours: Entry, found: _Measured, where: str) -> str:
     baseline, x, y, gap = found
     names = f"({ours}; {baseline})"
     if gap.sign < 0:  # numbers in the order of the sentence
@@ -110,11 +112,12 @@ def _on_accuracy(ours: Entry, found: _Measured) -> str:
         says = "DiDiCM is more accurate than the standard classifier"
     else:
         says = "In accuracy, DiDiCM and the standard classifier cannot be told apart"
-    return f"{says}: {TOP1.text(x.mean)} % against {TOP1.text(y.mean)} % {names}, {_interval(gap, TOP1)}."
+    numbers = f"{TOP1.text(x.mean)} % against {TOP1.text(y.mean)} %{where}"
+    return f"{says}: {numbers} {names}, {_interval(gap, TOP1)}."
 
 
 def _on_nll(found: _Measured) -> str:
-    word = {-1: "better", 1: "worse", 0: "as good within noise"}[found.gap.sign]
+    word = {-1: "better", 1: "worse", 0: "neither better nor worse beyond noise"}[found.gap.sign]
     numbers = f"NLL {found.ours.mean:.3f} against {found.theirs.mean:.3f} ({found.baseline})"
     return f"{word}: {numbers}, {_interval(found.gap, NLL)}"
 
@@ -127,7 +130,7 @@ def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
     mine, theirs = (rows.select(entry).training_cost() for entry in (ours, baseline))
     if mine and theirs:
         text += f", its training {mine / theirs:.1f} times"
-    single = Rows(r for r in rows if r.method == ours.method and r.measured.settings.get("method") == "readout")
+    single = Rows(r for r in rows if r.method == ours.method and r.entry.sampler == ONE_CALL)
     there = single.estimate(NLL)
     if calls == 1 or there is None:
         return f"{text}."
@@ -176,22 +179,27 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
     """How settings were chosen, and whose best lay at the end of what was tried."""
     factors = search_factors(study.tune)
     alone = sum(factor["optimizer.lr"] == 1 for factor in factors)
-    further = f", {len(factors) - alone} in learning rate and weight decay too" if alone < len(factors) else ""
+    others = f", {len(factors) - alone} in learning rate and weight decay too" if alone < len(factors) else ""
     says = [
         f"Every method has the best of the same {study.tune} trials under each condition, by the NLL of held-out "
-        f"training images: {alone} differ in length alone{further}."
+        f"training images: {alone} differ in length alone{others}."
     ]
-    for name, what in (("epochs", "longest training"), ("optimizer.lr", "highest learning rate")):
+    ends = (
+        ("epochs", max, "longest training", "more"),
+        ("epochs", min, "shortest training", "less"),
+        ("optimizer.lr", max, "highest learning rate", "more"),
+    )
+    for name, end, what, further in ends:
         if len({factor[name] for factor in factors}) == 1:
             continue
-        ends = [
+        found = [
             f"{method} ({condition}, {best.settings[name]:g})"
             for (method, condition), best in choose(trials).items()
             if best.settings[name]
-            == max(t.settings[name] for t in trials if (t.method, t.condition) == (method, condition))
+            == end(t.settings[name] for t in trials if (t.method, t.condition) == (method, condition))
         ]
-        if ends:
-            says.append(f"Best at the {what} that was tried, so more may be better: {'; '.join(ends)}.")
+        if found:
+            says.append(f"Best at the {what} that was tried, so {further} may be better: {'; '.join(found)}.")
     return says
 
 
@@ -205,12 +213,13 @@ def _on_ensembles(rows: Rows) -> list[str]:
     for ensemble, condition in [(e, c) for e in ensembles.values() for c in rows.conditions()]:
         there = rows.select(condition=condition)
         members = Rows(row for row in there if str(row.method) == str(ensemble))
-        told = []
+        told, metric = [], SCALED_NLL if len(there.values(SCALED_NLL)) == len(there) else NLL
         for entry in there.entries():
             if entry.method.members == 1 and not (entry.method.baseline and entry.sampler == ONE_CALL):
-                told += [f"{entry} is {value}" for value in _worth_of(there.select(entry), members)]
+                told += [f"{entry} is {value}" for value in _worth_of(there.select(entry), members, metric)]
         if told:
-            where = f"Under {condition}, by NLL, where an ensemble has up to {ensemble.members} members"
+            scaled = "temperature-scaled " if metric.scaled else ""
+            where = f"Under {condition}, by {scaled}NLL, where an ensemble has up to {ensemble.members} members"
             says.append(f"{where} ({ensemble}): {'; '.join(told)}.")
     return says
 
@@ -232,11 +241,10 @@ def worth(nll: float, curve: Mapping[int, float]) -> float:
     return before + (enough - before) * (curve[before] - nll) / (curve[before] - curve[enough])
 
 
-def _worth_of(answers: Rows, members: Rows) -> list[str]:
-    """In words, over the seeds in common, with a temperature where all have one; nothing without such seeds."""
+def _worth_of(answers: Rows, members: Rows, metric: Metric) -> list[str]:
+    """In words, over the seeds in common; nothing without such seeds."""
     seeds = {row.run.seed for row in answers} & {row.run.seed for row in members}
     answers, members = (Rows(row for row in side if row.run.seed in seeds) for side in (answers, members))
-    metric = SCALED_NLL if all(row.value(SCALED_NLL) is not None for row in (*answers, *members)) else NLL
     by_count: dict[int, Rows] = {}
     for row in members:  # each is called once
         by_count.setdefault(int(row.measured.calls), Rows()).append(row)

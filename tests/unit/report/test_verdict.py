@@ -47,7 +47,7 @@ def test_it_says_when_the_difference_is_noise(compared, says):
     accuracy, posterior, _ = says(compared(0.7505, 0.75, (0.5, 0.5)))
     assert "cannot be told apart" in accuracy
     assert "4 seeds" in accuracy
-    assert "within noise" in posterior
+    assert "neither better nor worse beyond noise" in posterior
 
 
 def test_few_seeds_are_told_and_one_claims_nothing(compared, says):
