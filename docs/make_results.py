@@ -364,8 +364,8 @@ def _on_backbones(folder: Path) -> Iterator[str]:
             f"{TOP1.text(means[theirs])} % ({theirs}) against {TOP1.text(means[ours])} % ({ours}) with {condition}"
         )
     yield (
-        "- **With a pretrained backbone, take a linear layer** (`--recipe finetune --method standard`, or logistic "
-        f"regression): the most accurate without and with DiDiCM's head have a top-1 of {'; '.join(told)} "
+        "- **With a pretrained backbone, take a linear layer** (`--recipe finetune --method standard`, or "
+        f"logistic regression): the most accurate without and with DiDiCM's head have a top-1 of {'; '.join(told)} "
         "([study](#few-images-and-a-pretrained-backbone))."
     )
 

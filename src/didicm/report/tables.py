@@ -88,7 +88,7 @@ def main_table(rows: Rows) -> Table:
     if any(m.scaled for m in metrics):
         note += "; T: temperature-scaled (fitted on held-out training images)"
     if NORMALIZED_AURC in metrics:
-        note += "; normalised: confidence by normalised logits, which label smoothing does not spoil"
+        note += "; normalised: confidence by normalised logits"
     note += "; M: millions of multiply-adds per image"
     if trainings:
         note += "; G: billions of multiply-adds in the whole training"
