@@ -29,6 +29,7 @@ from didicm.experiments.study_file import list_studies, load_study
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
+from didicm.report.style import COLOURS, GREYS, drawing, make_axes
 from didicm.report.tables import NORMALIZED_AURC, show
 from didicm.report.verdict import verdict
 
@@ -365,8 +366,8 @@ def _on_backbones(folder: Path) -> Iterator[str]:
         )
     yield (
         "- **With a pretrained backbone, take a linear layer** (`--recipe finetune --method standard`, or "
-        f"logistic regression): the most accurate without and with DiDiCM's head have a top-1 of {'; '.join(told)} "
-        "([study](#few-images-and-a-pretrained-backbone))."
+        "logistic regression): the most accurate without and with DiDiCM's head have a top-1 of "
+        f"{'; '.join(told)} ([study](#few-images-and-a-pretrained-backbone))."
     )
 
 
@@ -733,7 +734,15 @@ def _write_distill(folder: Path) -> Iterator[str]:
     means = {name: fmean(seed[name][NLL.name] for seed in seeds) for name in seeds[0]}
     near = [name for name in students if name.startswith("student") and means[name] < means[teacher] + DISTILL_AIM]
     told = " and ".join(f"*{name}*" for name in near)
-    yield f"\nWithin {DISTILL_AIM} NLL of the teacher, which is the aim: {told or 'no student'}."
+    yield f"\nWithin {DISTILL_AIM} NLL of the teacher, by means, which is the aim: {told or 'no student'}."
+    student, plain = near[0] if near else students[0], "standard classifier"
+    gap, low, high = seed_interval([seed[student][NLL.name] - seed[plain][NLL.name] for seed in seeds])
+    yield (
+        f"\nIs it worth it? *{student}* has an NLL of {means[student]:.3f}, a *{plain}* that learnt from the "
+        f"labels {means[plain]:.3f}: a difference of {gap:+.3f} (95 % interval {low:+.3f} to {high:+.3f}).\n"
+    )
+    points = {name: [seed[name][NLL.name] for seed in seeds] for name in means}
+    yield _draw_dots(folder, "NLL of one call and of several", {"NLL": points})
     yield f"\n|  | {' | '.join(metric.heading for metric in metrics)} | M multiply-adds |"
     yield "|---|" + "---:|" * (len(metrics) + 1)
     for name in seeds[0]:
@@ -755,15 +764,50 @@ def _write_human(folder: Path) -> Iterator[str]:
         for condition in dict.fromkeys(line["condition"] for line in lines):
             yield _on_people([line for line in lines if line["condition"] == condition])
         columns = ("divergence", "total variation", "rank correlation")
+        known = [fmean(x["as trained"]["rank correlation"] for x in same) for same in _same_entry(lines).values()]
+        yield (
+            "- No model is unsure where people disagree: the rank correlation of its entropy with theirs is at "
+            f"most {max(known):.2f}.\n"
+        )
+        found = dict[str, dict[str, list[float]]]()
+        for (condition, *entry), same in _same_entry(lines).items():
+            values = [x["temperature"]["divergence"] for x in same]
+            found.setdefault(condition, {})[", ".join(entry)] = values
+        yield _draw_dots(folder, "Divergence from people, temperature-scaled", found)
         yield f"\n| {path.stem} | {' | '.join(columns)} | divergence, T | total variation, T |"
         yield "|---|" + "---:|" * (len(columns) + 2)
-        for row in dict.fromkeys((x["condition"], x["method"], x["sampler"]) for x in lines):
-            mine = [x for x in lines if (x["condition"], x["method"], x["sampler"]) == row]
+        for row, mine in _same_entry(lines).items():
             cells = [_spread([x["as trained"][name] for x in mine]) for name in columns]
             cells += [_spread([x["temperature"][name] for x in mine]) for name in columns[:2]]
             yield f"| {', '.join(row)} | {' | '.join(cells)} |"
         yield "\nMean and standard deviation over the seeds; T: temperature-scaled. Measure it again:\n"
         yield f"```sh\npython docs/make_human.py {path.stem} --people FILE\n```\n"
+
+
+def _same_entry(lines: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """Lines by condition, method and sampler: those of several seeds."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault((line["condition"], line["method"], line["sampler"]), []).append(line)
+    return found
+
+
+def _draw_dots(folder: Path, title: str, plots: dict[str, dict[str, list[float]]]) -> str:
+    """A plot per heading with a line per name: the seeds, and their mean as a dot; standard ones in grey."""
+    with drawing():
+        rows = max(map(len, plots.values()))
+        figure, axes = make_axes(len(plots), len(plots), size=(5.4 if len(plots) > 1 else 6, 0.8 + 0.22 * rows))
+        for plot, (heading, points) in zip(axes, plots.items(), strict=True):
+            order = sorted(points, key=lambda name: -fmean(points[name]))
+            for i, name in enumerate(order):
+                colour = GREYS[1] if name.startswith("standard") else COLOURS[0]
+                plot.plot(points[name], [i] * len(points[name]), "|", color=colour)
+                plot.plot(fmean(points[name]), i, "o", color=colour)
+            plot.set_yticks(range(len(order)), order, fontsize=8)
+            plot.set_title(heading)
+        place = folder / "dots.svg"
+        figure.savefig(place, metadata={"Date": None})
+    return f"![{title}](results/{folder.name}/{place.name})"
 
 
 def _on_people(lines: list[dict[str, Any]]) -> str:
