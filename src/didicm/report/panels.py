@@ -1,5 +1,6 @@
 """A study's numbers as lines over columns, as in the paper's tables, and what they say; published ones alike."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -9,6 +10,7 @@ from didicm.experiments.spec import Condition, Method, Study, published_tables
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Row, Rows
 
 PUBLISHED_STEMS = "3x3 stem", "7x7 stem"  # of DiDiCM and of the standard classifier beside it
+CLEAR_GAIN = 0.005  # of NLL, for which a higher price is named
 FEW_CLASSES = 5  # with so many or fewer, top-5 says nothing
 
 Column: TypeAlias = Condition | str | int  # a condition, a model size, or a number of steps
@@ -159,7 +161,7 @@ def on_study(study: Study, rows: Rows) -> list[str]:
     panel, published = panels_of(study, rows)
     sentences = []
     if study.layout == "steps":
-        return [_winners(panel, metric) for metric in (TOP1, NLL)]
+        return [*(_winners(panel, metric) for metric in (TOP1, NLL)), *_on_price(panel)]
     if study.layout == "metrics" or not panel.gains:
         for metric in (TOP1, NLL):
             text = f"By mean {metric}, best first: {_ranked(panel, metric)}; the table shows how far seeds differ."
@@ -243,6 +245,25 @@ def _winners(panel: Panel, metric: Metric) -> str:
         best = max(means, key=lambda name: metric.sign * means[name])
         found.append(f"{column}: {best} ({metric.text(means[best])})")
     return f"Best {metric} by number of steps: {'; '.join(found)}."
+
+
+def _on_price(panel: Panel) -> list[str]:
+    """What more multiply-adds buy each method: from the cheapest answer on, every one that is clearly better."""
+    offers: dict[str, list[tuple[int, float, str]]] = {}
+    for line in panel.lines:
+        for steps, price, nll in zip(panel.columns, line.multiply_adds, line.values[NLL], strict=True):
+            if price is not None and nll is not None:
+                sampler = line.name.removeprefix(f"{line.method}: ")
+                offers.setdefault(str(line.method), []).append((price, nll.mean, f"{sampler} {steps}"))
+    told = []
+    for method, found in offers.items():
+        worth, best = list[str](), math.inf
+        for price, nll, name in sorted(found):
+            if nll < best - CLEAR_GAIN:
+                best = nll
+                worth.append(f"{name} ({NLL.text(nll)}, {price / 1e6:.1f} M)")
+        told.append(f"What each price buys {method}, by steps (NLL, multiply-adds): {'; '.join(worth)}.")
+    return told
 
 
 def _ranked(panel: Panel, metric: Metric) -> str:

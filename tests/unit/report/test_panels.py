@@ -132,13 +132,19 @@ def test_solvers_stand_over_their_steps(study, result, says):
         replace(run.measurements[0], sampler=spec.name, group=spec.group, settings=dict(spec.settings))
         for spec in steps.samplers
     ]
-    measurements[1] = replace(measurements[1], metrics={**measurements[1].metrics, "cls/Acc": 0.6})
+    better = {**measurements[1].metrics, "cls/Acc": 0.6, "cls/NLL": 0.9}
+    measurements[1] = replace(measurements[1], metrics=better, multiply_adds=3_000_000)
     rows = rows_of([replace(run, measurements=tuple(measurements))], steps)
     panel = our_panel(steps, rows)
     assert panel.columns == [1, 2]
     assert [line.name for line in panel.lines] == ["score: exact", "score: readout"]
     assert panel.lines[1].values[TOP1][1] is None
-    assert "2: score: exact (60.0)" in says(rows, steps)[0]
+    told = says(rows, steps)
+    assert "2: score: exact (60.0)" in told[0]
+    assert told[2].endswith("exact 2 (0.900, 3.0 M).")
+    dear = replace(measurements[0], multiply_adds=9_000_000)  # no better than what costs less
+    dearest = rows_of([replace(run, measurements=(dear, *measurements[1:]))], steps)
+    assert "9.0 M" not in says(dearest, steps)[2]
 
 
 def test_without_a_baseline_the_verdict_is_a_ranking(study, result, says):
