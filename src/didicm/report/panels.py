@@ -251,14 +251,14 @@ def _on_price(panel: Panel) -> list[str]:
     """What more multiply-adds buy each method: from the cheapest answer on, every one that is clearly better."""
     offers: dict[str, list[tuple[int, float, str]]] = {}
     for line in panel.lines:
-        for steps, price, nll in zip(panel.columns, line.multiply_adds, line.values[NLL], strict=True):
-            if price is not None and nll is not None:
+        for steps, price, found in zip(panel.columns, line.multiply_adds, line.values[NLL], strict=True):
+            if price is not None and found is not None:
                 sampler = line.name.removeprefix(f"{line.method}: ")
-                offers.setdefault(str(line.method), []).append((price, nll.mean, f"{sampler} {steps}"))
+                offers.setdefault(str(line.method), []).append((price, found.mean, f"{sampler} {steps}"))
     told = []
-    for method, found in offers.items():
+    for method, offered in offers.items():
         worth, best = list[str](), math.inf
-        for price, nll, name in sorted(found):
+        for price, nll, name in sorted(offered):
             if nll < best - CLEAR_GAIN:
                 best = nll
                 worth.append(f"{name} ({NLL.text(nll)}, {price / 1e6:.1f} M)")
