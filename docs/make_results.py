@@ -57,7 +57,6 @@ ORDER = (
     "objectives",
     "training",
     "mask",
-    "mask-strong",
     "recipe",
     "finetune",
 )

@@ -30,7 +30,6 @@ GIVEN = (
     "strong-cpu",
     "strong-labels-cpu",
     "mask-cpu",
-    "mask-strong-cpu",
 )  # on images that do not ship
 SMALL = {
     "name": "mine",
