@@ -202,12 +202,16 @@ def recipes() -> list[str]:
 
 
 def load_recipe(name: str, method: str = "diffusion") -> TrainConfig:
-    """Settings of a recipe; a standard classifier has a file of its own where it needs other settings."""
+    """Settings of a recipe, with the defaults of what it does not say."""
+    return override(TrainConfig(), read_recipe(name, method), {"method": method})
+
+
+def read_recipe(name: str, method: str) -> dict[str, Any]:
+    """What a recipe says; a standard classifier has a file of its own where it needs other settings."""
     if name not in recipes():
         raise UserError(f"unknown recipe {name!r}: {did_you_mean(name, recipes())}")
     special = RECIPES / f"{name}-standard.yaml"
-    path = special if method == "standard" and special.exists() else RECIPES / f"{name}.yaml"
-    return override(TrainConfig(), {**read_yaml(path), "method": method})
+    return read_yaml(special if method == "standard" and special.exists() else RECIPES / f"{name}.yaml")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

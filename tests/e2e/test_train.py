@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,10 +17,10 @@ import torch
 from PIL import Image
 
 import didicm
+from didicm.errors import UserError
 from didicm.processes import held
 from didicm.settings import load_recipe, read_config, recipes
-from didicm.training.loop import HELD
-from didicm.training.state import load_state
+from didicm.training.state import HELD, load_state
 from didicm.values import override
 from tests.fuzz.kills import survive
 
@@ -118,6 +119,14 @@ def test_a_run_that_exists_names_the_one_setting_that_differs(tmp_path, train, f
     assert "started with other settings (epochs is 2, not 3): add --extend" in error
     error = fails("train", *train_flags(run, seed=4))
     assert "(seed is 0, not 4)" in error
+    assert "is finished" in works("train", f"--out={run}", "--model-args.width=0.125").out
+    assert "(model_args.width is 0.125, not 0.25)" in fails("train", f"--out={run}", "--model-args.width=0.25")
+    file = tmp_path / "settings.yaml"
+    file.write_text("batch_size: 128\nepochs: 2\n")  # the first is the default, but not of this run
+    assert "(batch_size is 40, not 128)" in fails("train", f"--out={run}", f"--config={file}")
+    with pytest.raises(UserError, match=re.escape("(optimizer.lr is 0.005, not 0.5)")):
+        didicm.train(override(read_config(run / "config.yaml"), {"optimizer.lr": 0.5}))
+    assert "lr: 0.005" in (run / "config.yaml").read_text()
     assert (run / "last" / "model.safetensors").read_bytes() == before
 
 
@@ -129,6 +138,18 @@ def test_a_finished_run_can_be_extended_on_purpose(tmp_path, train, works, fails
     assert [n["step"] for n in metrics_of(run) if "loss" in n] == list(range(1, 21))
     assert "is finished" in works("train", f"--out={run}").out
     assert "epochs: 4" in (run / "config.yaml").read_text()
+
+
+def test_a_method_is_the_same_in_a_file_and_as_a_flag(tmp_path, works):
+    file = tmp_path / "standard.yaml"
+    file.write_text("method: standard\n")
+    plans = [
+        works("train", "--recipe=strong", *way, "--data=fashion-mini", f"--out={tmp_path / 'run'}", "--dry-run",
+              "--model=didirn18", "--image.size=14", "--batch-size=40").out
+        for way in ([f"--config={file}"], ["--method=standard"])
+    ]  # fmt: skip
+    assert "objective: multi-label" in plans[0]
+    assert plans[0] == plans[1]
 
 
 @pytest.fixture

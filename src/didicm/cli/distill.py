@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from didicm.cli.train import TrainOptions, carry_out, holds_run, read_settings, resolve
+from didicm.cli.train import TrainOptions, carry_out, read_settings, stated
 from didicm.errors import UserError
 from didicm.settings import TrainConfig, read_config
-from didicm.training.loop import CONFIG
-from didicm.values import flatten, override
+from didicm.training.state import CONFIG, holds_run
+from didicm.values import override
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,26 @@ def main(argv: list[str]) -> int:
     options, given, rest = read_settings(argv, DistillOptions, "distill RUN", text)
     if len(rest) != 1:
         raise UserError("didicm distill needs RUN, the teacher: a run, a model directory, or hf://owner/name")
-    config = student_settings(rest[0], options, given)
-    names = [name for name in flatten(config) if name in given or name in ("teacher", "method")]
-    return carry_out(config, names, dry_run=options.dry_run, extend=options.extend)
+    base, changes = student_settings(rest[0], options, given)
+    return carry_out(options, base, *changes)
 
 
-def student_settings(teacher: str, options: DistillOptions, given: Mapping[str, Any]) -> TrainConfig:
-    """Settings of the student: the teacher's own, or for a teacher that is no run those of a recipe or a file."""
+def student_settings(
+    teacher: str, options: DistillOptions, given: Mapping[str, Any]
+) -> tuple[TrainConfig, list[Mapping[str, Any]]]:
+    """Settings of the teacher, or of a recipe or a file if it is no run, and what a student changes in them."""
     of_run, same = holds_run(Path(teacher)), options.student == "same"
     if not of_run and options.recipe is None and options.config is None:
         raise UserError(
             f"{teacher} is not a run whose settings a student could take: add --recipe or --config, and --data"
         )
-    base = read_config(Path(teacher) / CONFIG) if of_run else resolve(options, {})
-    changes: dict[str, Any] = {"teacher": teacher, "out": ""}
+    base = read_config(Path(teacher) / CONFIG) if of_run else TrainConfig()
+    recipe, file, _ = stated(options, given)
+    own: dict[str, Any] = {"teacher": teacher, "out": ""}
     if of_run:
-        changes["model_args"] = {"weights": teacher if same else None}
-    if same and base.method == "diffusion":
-        changes |= {"mask": 1.0, "sampler.method": "readout", "sampler.views": 1}
+        own["model_args"] = {"weights": teacher if same else None}
+    if same and override(base, recipe, file).method == "diffusion":
+        own |= {"mask": 1.0, "sampler.method": "readout", "sampler.views": 1}
     else:
-        changes |= {"method": "standard", "objective": "cross-entropy"}
-    return override(base, changes, given)
+        own |= {"method": "standard", "objective": "cross-entropy"}
+    return base, [recipe, file, own, given]

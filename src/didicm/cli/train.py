@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,22 +12,25 @@ from rich.table import Table
 
 from didicm.cli.flags import read_flags, show_help
 from didicm.errors import UserError
-from didicm.settings import (
-    CHANGEABLE_ON_RESUME,
-    TrainConfig,
-    load_recipe,
-    read_config,
-    read_yaml,
-    recipes,
-    to_yaml,
-)
+from didicm.settings import TrainConfig, read_config, read_recipe, read_yaml, recipes, to_yaml
 from didicm.text import SafeConsole, count, quoted
 from didicm.training.build import build, check_batches, estimate
 from didicm.training.devices import make_fabric, works_behind
-from didicm.training.loop import CONFIG, HELD, train
-from didicm.training.state import BEST, LAST, SNAPSHOTS, STATE, has_state, load_state
+from didicm.training.loop import train
+from didicm.training.state import (
+    BEST,
+    CONFIG,
+    HELD,
+    LAST,
+    SNAPSHOTS,
+    STATE,
+    has_state,
+    holds_run,
+    load_state,
+    resume,
+)
 from didicm.training.tracking import METRICS
-from didicm.values import coerce, flatten, override, setting_types
+from didicm.values import coerce, override, setting_types
 
 Options = TypeVar("Options", bound="TrainOptions")
 
@@ -58,8 +61,7 @@ def main(argv: list[str]) -> int:
     options, given, rest = read_settings(argv, TrainOptions, "train", text)
     if rest:
         raise UserError(f"didicm train does not take {rest[0]!r}: see didicm train --help")
-    names = stated(options, given)
-    return carry_out(resolve(options, given), names, dry_run=options.dry_run, extend=options.extend)
+    return carry_out(options, TrainConfig(), *stated(options, given))
 
 
 def read_settings(
@@ -77,16 +79,20 @@ def read_settings(
     return kind(**asked), given, rest
 
 
-def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = False, extend: bool = False) -> int:
-    """Train, resume or describe a run of these settings, of which the user stated those of these names."""
+def carry_out(options: TrainOptions, base: TrainConfig, *changes: Mapping[str, Any]) -> int:
+    """Train, resume or describe a run: a new one has these settings with the changes that the user stated.
+
+    A run that exists has settings of its own, which what was stated must not change.
+    """
+    config = override(base, *changes)
     if not config.out:
         raise UserError("no --out: say where the run's directory should be")
     folder, console = Path(config.out), SafeConsole(soft_wrap=True)
     if holds_run(folder):
-        config = resume(folder, config, names, extend=extend)
+        config = resume(folder, override(read_config(folder / CONFIG), *changes), extend=options.extend)
     elif folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {HELD}):
         raise UserError(f"{folder} is not empty and holds no run: give another --out")
-    if dry_run:
+    if options.dry_run:
         show_plan(config, console)
         return 0
     if is_finished(folder, config):
@@ -97,7 +103,7 @@ def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = Fals
             f"note: balance {config.balance} makes rare classes seem as common as others, which shifts calibration"
         )
     try:
-        train(config, console=console)
+        train(config, extend=options.extend, console=console)
     except KeyboardInterrupt:
         console.print(f"stopped and saved; resume with: didicm train --out {quoted(folder)}")
         return 130
@@ -114,11 +120,6 @@ def carry_out(config: TrainConfig, names: Sequence[str], *, dry_run: bool = Fals
     return 0
 
 
-def holds_run(folder: Path) -> bool:
-    """Whether a folder is one of ours: somebody else's config.yaml makes no run."""
-    return (folder / CONFIG).is_file() and any((folder / name).exists() for name in (HELD, METRICS, STATE, LAST))
-
-
 def is_finished(folder: Path, config: TrainConfig) -> bool:
     """Whether there is nothing left to do; a run that is being extended has settings ahead of its state."""
     if not has_state(folder):
@@ -127,43 +128,11 @@ def is_finished(folder: Path, config: TrainConfig) -> bool:
     return progress.finished and config.epochs == (progress.epochs or read_config(folder / CONFIG).epochs)
 
 
-def resolve(options: TrainOptions, given: Mapping[str, Any]) -> TrainConfig:
-    """Settings from defaults, recipe, file and flags; each overrides the one before."""
-    base = TrainConfig()
-    if options.recipe is not None:
-        base = load_recipe(options.recipe, given.get("method", "diffusion"))
-    return override(base, read_yaml(options.config) if options.config else {}, given)
-
-
-def stated(options: TrainOptions, given: Mapping[str, Any]) -> list[str]:
-    """Settings that the user stated, by recipe, file or flag: a run that exists must agree with these alone."""
-    usual, asked = flatten(TrainConfig()), flatten(resolve(options, given))
-    whole = options.recipe is not None or options.config is not None
-    return [name for name in asked if name in given or (whole and asked[name] != usual[name])]
-
-
-def resume(folder: Path, asked: TrainConfig, names: Sequence[str], *, extend: bool) -> TrainConfig:
-    """Settings to go on with: the stored ones; a setting that was stated must be the same."""
-    stored = read_config(folder / CONFIG)
-    old, new = flatten(stored), flatten(asked)
-    wanted = {name: new[name] for name in names if new[name] != old[name] and name != "out"}
-    changes = {name: wanted.pop(name) for name in CHANGEABLE_ON_RESUME if name in wanted}
-    if extend and "epochs" in wanted:
-        changes["epochs"] = wanted.pop("epochs")
-        if changes["epochs"] < stored.epochs:
-            raise UserError(f"--extend needs more epochs than the {stored.epochs} of {folder}")
-        if stored.optimizer.snapshots:
-            raise UserError(
-                f"--extend would change the cycles of {folder}, whose snapshots stay: give another --out"
-            )
-    if wanted:
-        told = "; ".join(f"{name} is {old[name]}, not {value}" for name, value in wanted.items())
-        remedy = "add --extend to train longer, " if list(wanted) == ["epochs"] else ""
-        raise UserError(
-            f"{folder} was started with other settings ({told}): {remedy}"
-            f"resume it with just --out {quoted(folder)}, or give another --out"
-        )
-    return replace(override(stored, changes), out=str(folder))
+def stated(options: TrainOptions, given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the user said, by recipe, file and flags; each overrides the one before."""
+    file = read_yaml(options.config) if options.config else {}
+    method = given.get("method", file.get("method", "diffusion"))
+    return [read_recipe(options.recipe, method) if options.recipe else {}, file, given]
 
 
 def show_plan(config: TrainConfig, console: Console) -> None:

@@ -39,7 +39,9 @@ from didicm.training.devices import (
 from didicm.training.features import FEATURES, with_features
 from didicm.training.state import (
     BEST,
+    CONFIG,
     CYCLES,
+    HELD,
     LAST,
     SNAPSHOTS,
     STATE,
@@ -47,14 +49,13 @@ from didicm.training.state import (
     check_cycles,
     ended_cycle,
     has_state,
+    holds_run,
     join_cycles,
     keep,
+    resume,
 )
 from didicm.training.steps import Steps, make_optimizer, make_scheduler, restore_optimizer
 from didicm.training.tracking import Tracker
-
-CONFIG = "config.yaml"
-HELD = ".train.lock"  # by the process that trains
 
 OnStep = Callable[[int, int], object]  # is told the steps done and to do
 
@@ -66,6 +67,7 @@ class DivergedError(UserError):
 def train(
     config: TrainConfig,
     *,
+    extend: bool = False,
     components: RunComponents | None = None,
     on_step: OnStep | None = None,
     console: Console | None = None,
@@ -76,16 +78,18 @@ def train(
     KeyboardInterrupt.
 
     Args:
-        config: all settings; a run that exists in `config.out` goes on where it stopped.
+        config: all settings; a run that exists in `config.out` goes on where it stopped, if they are the same.
+        extend: let an existing run have more epochs.
         components: what `build` made of the settings, if some of it is to be other.
         on_step: called after every step.
         console: where progress is shown.
     """
+    if holds_run(folder := Path(config.out)):
+        config = resume(folder, config, extend=extend)
     check_settings(config)  # before processes are started
     fabric = make_fabric(config.run)
     fabric.launch()
     tune(fabric.device)
-    folder = Path(config.out)
     run = components or build(config, fresh=not has_state(folder))
     if run.class_weight is not None:
         run = replace(run, class_weight=run.class_weight.to(fabric.device))

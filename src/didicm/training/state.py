@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,57 @@ from didicm.checkpoint import load, save
 from didicm.classifier import Classifier, Ensemble
 from didicm.errors import UserError, reason
 from didicm.files import parse_json, write_files
-from didicm.settings import TrainConfig
+from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, read_config
+from didicm.text import quoted
 from didicm.training.build import RunComponents, build_classifier
 from didicm.training.devices import first_alone, gather, is_sharded, prepare_network
+from didicm.training.tracking import METRICS
+from didicm.values import flatten
 
+CONFIG = "config.yaml"
+HELD = ".train.lock"  # by the process that trains
 STATE = "state/state.safetensors"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # in optimisers' state
 LAST, BEST, SNAPSHOTS = "last", "best", "snapshots"
 CYCLES = "cycles"  # folder of the models that `SNAPSHOTS` is made of, until it is
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder is one of ours: somebody else's config.yaml makes no run."""
+    return (folder / CONFIG).is_file() and any((folder / name).exists() for name in (HELD, METRICS, STATE, LAST))
+
+
+def resume(folder: Path, asked: TrainConfig, *, extend: bool = False) -> TrainConfig:
+    """Settings to go on with, which must be those of the run but for what may change on the way."""
+    stored = read_config(folder / CONFIG)
+    old, new = (dict(_entries(config)) for config in (stored, asked))
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != "out"]
+    refused = [name for name in changed if name not in CHANGEABLE_ON_RESUME]
+    if extend and "epochs" in refused:
+        refused.remove("epochs")
+        if asked.epochs < stored.epochs:
+            raise UserError(f"--extend needs more epochs than the {stored.epochs} of {folder}")
+        if stored.optimizer.snapshots:
+            raise UserError(
+                f"--extend would change the cycles of {folder}, whose snapshots stay: give another --out"
+            )
+    if refused:
+        told = "; ".join(f"{name} is {old.get(name)}, not {new.get(name)}" for name in refused)
+        remedy = "add --extend to train longer, " if refused == ["epochs"] else ""
+        raise UserError(
+            f"{folder} was started with other settings ({told}): {remedy}"
+            f"resume it with just --out {quoted(folder)}, or give another --out"
+        )
+    return replace(asked, out=str(folder))
+
+
+def _entries(config: TrainConfig) -> Iterator[tuple[str, Any]]:
+    """Settings by name, those of free mappings one by one."""
+    for name, value in flatten(config).items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{key}", item) for key, item in value.items())
+        else:
+            yield name, value
 
 
 @dataclass

@@ -11,6 +11,7 @@ from didicm.cli.__main__ import main
 from didicm.cli.distill import DistillOptions, student_settings
 from didicm.evaluation.stored import open_model
 from didicm.training import loop
+from didicm.values import override
 
 TINY = [
     "--data=fashion-mini", "--model-args.width=0.125", "--fraction=0.2", "--image.size=8", "--batch-size=40",
@@ -49,10 +50,8 @@ def test_one_call_of_the_student_is_near_the_teachers_eight(teacher, student):
 
 def test_it_resumes_to_the_same_bits(teacher, tmp_path, works, weights_of, assert_same):
     given = {"epochs": 1, "augment.mixup": 0.5, "run.save_seconds": 0, "teacher_sampler": {"steps": 2}}
-    whole, stopped = (
-        student_settings(str(teacher), DistillOptions(), {**given, "out": str(tmp_path / name)})
-        for name in ("whole", "stopped")
-    )
+    base, changes = student_settings(str(teacher), DistillOptions(), given)
+    whole, stopped = (override(base, *changes, {"out": str(tmp_path / name)}) for name in ("whole", "stopped"))
 
     def stop(done, total):
         if done == 2:

@@ -21,7 +21,7 @@ from didicm.experiments.results import RESULTS, read_results
 from didicm.experiments.run import run_study
 from didicm.processes import LOCK, held, interrupted
 from didicm.settings import RunConfig
-from didicm.training.loop import HELD
+from didicm.training.state import HELD
 from didicm.values import override
 
 pytestmark = pytest.mark.slow
