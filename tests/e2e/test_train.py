@@ -204,11 +204,16 @@ def test_two_processes_with_shares_of_the_weights_end_where_one_does(
     one, two = tmp_path / "one", tmp_path / "two"
     settings = {**split, "epochs": 1, "corrupt_eval": "resolution:7"}
     settings |= {"optimizer__ema": "null", "optimizer__clip": "null"}
+    torn = [settings["data"] / name for name in ("cat/0.png", "dog/1.png")]
+    for path in torn:
+        path.write_bytes(b"torn")
     train(one, **settings)
     settings |= {"run__strategy": "fsdp", "run__save_seconds": 0, "run__devices": 2}
     process = start_didicm("train", *train_flags(two, **settings), under=DIDICM)
     shown, trouble = process.communicate()
     assert process.returncode == 0, shown + trouble
+    assert all(shown.count(f"left out: {path}") == 1 for path in torn), shown  # whichever process met it
+    assert shown.count("best model:") == 1
     assert_same(weights_of(one), weights_of(two), atol=1e-5)
     states = [load_state(run) for run in (one, two)]
     assert states[1][0].finished

@@ -15,7 +15,7 @@ from didicm.errors import UserError
 from didicm.settings import TrainConfig, read_config, read_recipe, read_yaml, recipes, to_yaml
 from didicm.text import SafeConsole, count, quoted
 from didicm.training.build import build, check_batches, estimate
-from didicm.training.devices import make_fabric, works_behind
+from didicm.training.devices import is_first, make_fabric, works_behind
 from didicm.training.loop import train
 from didicm.training.state import (
     BEST,
@@ -107,6 +107,8 @@ def carry_out(options: TrainOptions, base: TrainConfig, *changes: Mapping[str, A
     except KeyboardInterrupt:
         console.print(f"stopped and saved; resume with: didicm train --out {quoted(folder)}")
         return 130
+    if not is_first():
+        return 0
     progress = load_state(folder)[0]
     if progress.skipped_steps:
         console.print(f"skipped {count(progress.skipped_steps, 'step')} whose gradient was not finite")

@@ -4,7 +4,7 @@ Batch b of epoch e on a rank is a pure function of (seed, e, b, rank, world size
 run that stops anywhere continues bit by bit, and the number of workers changes nothing but the speed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -141,7 +141,6 @@ class Loader:
     def __init__(self, batches: Batches, epoch: int, start_batch: int, workers: int, device: torch.device) -> None:
         self._batches = batches
         self._device = device
-        self._limit = max(10, len(batches.images) // 100)
         stored = isinstance(batches.images, FeatureSet)
         unreadable = batches.images.unreadable if isinstance(batches.images, FeatureSet) else []
         # Unreadable images met so far, by their place in the set; those left out of stored features have none.
@@ -175,20 +174,24 @@ class Loader:
                 yield image, batch.label.to(self._device, non_blocking=True)
 
     def _check(self, batch: Batch) -> None:
-        if len(self.skipped) > self._limit:
-            kind = "training" if self._batches.train else "evaluation"
-            first, *_ = self.skipped.values()
-            raise DataError(
-                f"{len(self.skipped)} of {len(self._batches.images)} {kind} images cannot be read, more than the "
-                f"{self._limit} allowed (the first: {first}); find them with didicm doctor, and repair or remove "
-                "them"
-            )
+        kind = "training" if self._batches.train else "evaluation"
+        check_readable(self.skipped.values(), len(self._batches.images), kind)
         if self._batches.train and len(batch.label) < self._batches.batch_size:
             first, *_ = batch.skipped.values()
             raise DataError(
                 f"no other image of the same class could be read in place of: {first}; check the data with didicm "
                 "doctor"
             )
+
+
+def check_readable(unreadable: Collection[str], images: int, kind: str) -> None:
+    """More than 1 % of a set, or more than a few of a small one, is an error; a sentence names each of them."""
+    limit = max(images // 100, min(10, images // 10), 1)
+    if len(unreadable) > limit:
+        raise DataError(
+            f"{len(unreadable)} of {images} {kind} images cannot be read, more than the {limit} allowed (the "
+            f"first: {next(iter(unreadable))}); find them with didicm doctor, and repair or remove them"
+        )
 
 
 def make_loader(
@@ -216,7 +219,7 @@ def make_loader(
 
     Training shuffles, drops the last incomplete batch, and puts another image of the same class in place of
     one that cannot be read. Evaluation shows every image once in order and leaves unreadable ones out. More
-    than 1 % of unreadable images (or 10, whichever is more) is an error.
+    than 1 % of unreadable images is an error; of a small set, more than a tenth, or more than 10.
     """
     if batch_size < 1:
         raise DataError(f"the batch size must be at least 1, got {batch_size}")

@@ -1,7 +1,8 @@
 """Devices and processes through lightning-fabric; with fsdp every process holds a part of each weight."""
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
@@ -163,6 +164,24 @@ def gather_rows(fabric: Fabric, probs: Tensor, labels: Tensor) -> tuple[Tensor, 
         probs = cast(Tensor, fabric.all_gather(nn.functional.pad(probs, (0, 0, 0, pad)))).flatten(0, 1)
         probs, labels = probs[labels >= 0], labels[labels >= 0]
     return probs.cpu(), labels.cpu()
+
+
+def gather_texts(fabric: Fabric, texts: Iterable[str]) -> list[str]:
+    """Join the texts of all processes, each once."""
+    if fabric.world_size == 1:
+        return list(texts)
+    own = torch.frombuffer(bytearray(json.dumps(list(texts)).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(fabric.world_size)]
+    distributed.all_gather(sizes, torch.tensor([len(own)]), group=_hosts())
+    parts = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
+    distributed.all_gather(parts, nn.functional.pad(own, (0, len(parts[0]) - len(own))), group=_hosts())
+    joined = (json.loads(bytes(part[: int(n)].tolist())) for part, n in zip(parts, sizes, strict=True))
+    return list(dict.fromkeys(text for found in joined for text in found))
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks, of those that train together."""
+    return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
 def scatter(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

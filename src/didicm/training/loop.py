@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from didicm.classifier import Loss
 from didicm.data import Loader, Mixer, make_loader
 from didicm.data.folder import keep_listings
+from didicm.data.loader import check_readable
 from didicm.data.randomness import keys
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
@@ -31,6 +32,7 @@ from didicm.training.devices import (
     first_alone,
     fixed_statistics,
     gather_rows,
+    gather_texts,
     make_fabric,
     seed_device,
     share_statistics,
@@ -212,8 +214,10 @@ def _train(
                     raise KeyboardInterrupt
                 last_of_epoch = (progress.step + 1) % steps_per_epoch == 0
                 read = steps.must_read(stopping or saving or logging or last_of_epoch)
-            progress.unreadable = len(loader.skipped)
-            tracker.unreadable(list(loader.skipped.values()))
+            unreadable = gather_texts(fabric, loader.skipped.values())
+            progress.unreadable = len(unreadable)
+            tracker.unreadable("training", unreadable)
+            check_readable(unreadable, len(run.train), "training")
     first_alone(fabric, partial(join_cycles, config, run, folder))
     progress.finished, progress.epochs = True, config.epochs
     state.save(folder, optimizer, fabric)
@@ -274,7 +278,9 @@ def _validate(
         autocast=fabric.autocast,
         progress=tracker.validating(state.progress.step, epoch),
     )
-    tracker.unreadable(found.skipped)
+    unreadable = gather_texts(fabric, found.skipped)
+    tracker.unreadable("validation", unreadable)
+    check_readable(unreadable, len(run.val), "validation")
     metrics = evaluate_probs(*gather_rows(fabric, found.probs[""], found.labels))
     tracker.validation(state.progress.step, epoch, metrics)
     return metrics

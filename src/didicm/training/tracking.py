@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -103,12 +103,15 @@ class Tracker:
             f"ECE {100 * metrics['cal/ECE']:.1f} %"
         )
 
-    def unreadable(self, reasons: Sequence[str]) -> None:
-        """Name images that could not be read, each once and not too many."""
-        for told in reasons:
-            if told not in self._named and len(self._named) < NAMED:
-                self._display.print(f"left out: {told}")
-            self._named.add(told)
+    def unreadable(self, kind: str, reasons: Collection[str]) -> None:
+        """Name images that could not be read, each once and not too many, and count the others."""
+        new = [told for told in reasons if told not in self._named]
+        named = max(0, NAMED - len(self._named))
+        for told in new[:named]:
+            self._display.print(f"left out: {told}")
+        if new[named:]:
+            self._display.print(f"left out: {count(len(reasons), f'{kind} image')} so far")
+        self._named.update(new)
 
     def write(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl, and tell the other writers."""

@@ -37,11 +37,13 @@ def test_speed_is_of_training_alone(tmp_path, monkeypatch):
 def test_unreadable_images_are_named_once_and_not_too_many(tmp_path):
     console = Console(record=True, width=200)
     with Tracker(tmp_path, RunConfig(), 3, 0, console, silent=False) as tracker:
-        tracker.unreadable(["a.jpg is torn"])
-        tracker.unreadable(["a.jpg is torn", *(f"{i}.jpg is torn" for i in range(20))])
+        tracker.unreadable("training", ["a.jpg is torn"])
+        for _ in range(2):
+            tracker.unreadable("training", ["a.jpg is torn", *(f"{i}.jpg is torn" for i in range(20))])
     shown = console.export_text()
     assert shown.count("a.jpg") == 1
-    assert shown.count("left out") == 5
+    assert shown.count("left out") == 6
+    assert shown.endswith("left out: 21 training images so far\n")
 
 
 def test_other_processes_are_silent_and_write_nothing(tmp_path):
