@@ -186,7 +186,7 @@ class Loader:
 
 def check_readable(unreadable: Collection[str], images: int, kind: str) -> None:
     """More than 1 % of a set, or more than a few of a small one, is an error; a sentence names each of them."""
-    limit = max(images // 100, min(10, images // 10), 1)
+    limit = max(images // 100, min(10, images // 5), 1)
     if len(unreadable) > limit:
         raise DataError(
             f"{len(unreadable)} of {images} {kind} images cannot be read, more than the {limit} allowed (the "
@@ -219,7 +219,7 @@ def make_loader(
 
     Training shuffles, drops the last incomplete batch, and puts another image of the same class in place of
     one that cannot be read. Evaluation shows every image once in order and leaves unreadable ones out. More
-    than 1 % of unreadable images is an error; of a small set, more than a tenth, or more than 10.
+    than 1 % of unreadable images is an error; of a small set, more than a fifth, or more than 10.
     """
     if batch_size < 1:
         raise DataError(f"the batch size must be at least 1, got {batch_size}")

@@ -174,7 +174,7 @@ def evaluate(
     scratch.barrier()
     index = seen.nonzero().squeeze(1)
     if not len(index):
-        raise UserError(f"none of the {count} images can be read: look at them with didicm doctor")
+        raise UserError("no image can be read: look at them with didicm doctor")
     if len(index) < count:
         # One by one, and into files again if there are any: all processes write the same numbers there.
         for i, (name, x) in enumerate(probs.items()):

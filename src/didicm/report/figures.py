@@ -1,5 +1,6 @@
 """Figures of numbers: lines over columns, quality against network calls, a search, and stored posteriors."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -65,12 +66,13 @@ def _draw_lines(
 ) -> None:
     steps = [column for column in panel.columns if isinstance(column, int)]
     for k, line in enumerate(lines):
-        look, found = palette[str(line)], [(i, x) for i, x in enumerate(line.values[metric]) if x]
-        look = look if have_order(panel.columns) else look._replace(linestyle="")
-        shift = 0.06 * (k - (len(lines) - 1) / 2)
-        # Over steps there are too many points for intervals.
-        points = [(steps[i], Estimate(x.mean)) if steps else (i + shift, x) for i, x in found]
-        _draw(plot, points, metric, look, str(line), gains)
+        shift, name = 0.06 * (k - (len(lines) - 1) / 2), str(line)
+        for places in joined(panel.columns):
+            found = [(i, x) for i in places if (x := line.values[metric][i])]
+            # Over steps there are too many points for intervals.
+            points = [(steps[i], Estimate(x.mean)) if steps else (i + shift, x) for i, x in found]
+            _draw(plot, points, metric, palette[str(line)], name, gains)
+            name = f"_{line}"  # once in the legend
     if steps:
         _log_axis(plot, "steps")
     else:
@@ -83,17 +85,45 @@ def _draw_lines(
         best = min(x.mean for line in lines for x in line.values[NLL] if x is not None)
         plot.set_ylim(0.95 * best, 3 * best)
     else:
-        low, high = plot.get_ylim()
-        plot.set_ylim(max(0.0, low), min(100.0, high) if metric.percent else high)
+        _clamp(plot, metric)
 
 
-def have_order(columns: Iterable[Column]) -> bool:
-    """Whether a line may join the columns: corruptions of different kinds and labels from files have no order."""
-    columns = list(columns)
-    if any(isinstance(c, Condition) and (c.labels or isinstance(c.label_noise, str)) for c in columns):
+def _clamp(plot: Axes, metric: Metric) -> None:
+    """No axis goes beyond what a metric can be."""
+    low, high = plot.get_ylim()
+    plot.set_ylim(max(0.0, low), min(100.0, high) if metric.percent else high)
+
+
+def joined(columns: Sequence[Column]) -> list[list[int]]:
+    """Places of columns that a line may join: neighbours, one of them as informative in every respect."""
+    groups: list[list[int]] = []
+    for i, column in enumerate(columns):
+        if i and _have_order(columns[i - 1], column):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _have_order(one: Column, other: Column) -> bool:
+    if not (isinstance(one, Condition) and isinstance(other, Condition)):
+        return True  # steps, or sizes of networks
+    (kind, first), (other_kind, second) = _informative(one), _informative(other)
+    if kind != other_kind or (one.corruption and other.corruption and first.keys() != second.keys()):
         return False
-    corruptions = {c.corruption for c in columns if isinstance(c, Condition) and c.corruption}
-    return len({re.sub(r":\d+", "", corruption) for corruption in corruptions}) <= 1
+    names = {**first, **second}
+    return any(all(sign * first.get(n, 0) >= sign * second.get(n, 0) for n in names) for sign in (1, -1))
+
+
+def _informative(condition: Condition) -> tuple[tuple[object, ...], dict[str, float]]:
+    """What cannot be put in order, and how informative a condition is in every other respect."""
+    noise = condition.labels or condition.label_noise
+    found = {"resolution": condition.resolution or math.inf, "images": condition.fraction}
+    if not isinstance(noise, str):
+        found["right labels"] = -noise
+    for corruption, severity in re.findall(r"([^+:]+):(\d+)", condition.corruption or ""):
+        found[corruption] = -float(severity)
+    return (condition.fraction > 1, noise if isinstance(noise, str) else None), found
 
 
 def calls_against_quality(
@@ -125,6 +155,7 @@ def calls_against_quality(
                 _draw(plot, points, metric, look, name, gains=False)
         _log_axis(plot, "network calls")
         plot.set(title=title if metric == TOP1 else "", ylabel=_axis_name(metric))
+        _clamp(plot, metric)
         if not curves:
             plot.remove()
     legend_below(figure, axes, 2)

@@ -49,11 +49,11 @@ def test_no_percentage_is_drawn_below_0_or_above_100(drawn):
 
 
 def test_no_line_joins_conditions_without_an_order(drawn):
-    def styles(figure):
-        return {bars.lines[0].get_linestyle() for bars in figure.axes[0].containers}
+    def lengths(figure):
+        return {len(bars.lines[0].get_xdata()) for bars in figure.axes[0].containers}
 
-    assert styles(drawn([Condition(7, 1.0, "noise:3"), Condition(7, 1.0, "blur:3")])) == {"None"}
-    assert "None" not in styles(drawn([Condition(7, 1.0, "noise:3"), Condition(7, 1.0, "noise:1")]))
+    assert lengths(drawn([Condition(7, 1.0, "noise:3"), Condition(7, 1.0, "blur:3")])) == {1}
+    assert lengths(drawn([Condition(7, 1.0, "noise:3"), Condition(7, 1.0, "noise:1")])) == {2}
 
 
 def test_the_reliability_diagram_has_the_tables_ece_and_its_bins(tmp_path, store, comparison):
@@ -143,8 +143,18 @@ def test_ten_images_that_both_get_wrong_are_drawn_at_random_the_same_ones_always
     assert errors(*none, entries) is None
 
 
-def test_corruptions_of_different_kinds_have_no_order():
+def test_a_line_joins_conditions_that_have_an_order():
     clean, noise, more, blur = (Condition(7, 1.0, c) for c in (None, "noise:2", "noise:4", "blur:2"))
-    assert figures.have_order([clean, noise, more])
-    assert not figures.have_order([clean, noise, blur])
-    assert figures.have_order([Condition(7, 0.1), Condition(14, 0.1), Condition(14, 0.5)])
+    assert figures.joined([clean, noise, more]) == [[0, 1, 2]]
+    assert figures.joined([clean, noise, blur]) == [[0, 1], [2]]
+    assert figures.joined([Condition(7, 0.1), Condition(14, 0.1), Condition(14, 0.5)]) == [[0, 1, 2]]
+    grid = [Condition(size, share) for size in (28, 14) for share in (1.0, 0.25)]
+    assert figures.joined(grid) == [[0, 1], [2, 3]]
+    mixed = [Condition(7, 1.0, c) for c in ("blur:2+jpeg:4", "blur:4+jpeg:2", "blur:4+jpeg:5")]
+    assert figures.joined(mixed) == [[0], [1, 2]]
+    assert figures.joined([Condition(28, 1.0, "noise:3"), Condition(14, 1.0)]) == [[0], [1]]
+    assert figures.joined([Condition(28, 20), Condition(28, 1.0)]) == [[0], [1]]
+    labels = [Condition(7, 1.0, labels=name) for name in (None, "a.csv", "b.csv")]
+    assert figures.joined(labels) == [[0], [1], [2]]
+    assert figures.joined([Condition(7, 1.0, label_noise=x) for x in (0.0, 0.2, 0.4)]) == [[0, 1, 2]]
+    assert figures.joined([1, 2, 4]) == [[0, 1, 2]]
