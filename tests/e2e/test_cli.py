@@ -53,7 +53,9 @@ def test_every_command_explains_itself_and_names_an_unknown_option(capsys, fails
             main([name, "--help"])
         assert f"usage: didicm {name}" in capsys.readouterr().out
         assert f"didicm {name} has no option --magic" in fails(name, "--magic", "1")
-    assert "--classes must be at least 10" in fails("demo", "--solvers", "--classes", "3")
+    for flag in ("--solvers", "--solvers=true"):
+        assert "--classes must be at least 10" in fails("demo", flag, "--classes", "3")
+    assert "did you mean --sampler.steps?" in fails("evaluate", "run", "--samplr.steps", "2")
 
 
 def test_the_package_imports_without_pytorch():

@@ -82,6 +82,19 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(tmp_path, works):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set=run.accelerator=cuda"], "there is no CUDA device here"),
+        (["--cluster=num_cpus=1"], "--cluster is for --executor slurm or ray"),
+    ],
+)
+def test_what_cannot_run_here_fails_in_a_dry_run_too(arguments, message, tmp_path, fails):
+    for way in ([], ["--dry-run"]):
+        assert message in fails("compare", *TINY, "--seeds=1", *way, f"--out={tmp_path / 'out'}", *arguments)
+        assert not (tmp_path / "out").exists()
+
+
 def test_without_a_folder_it_asks_for_one(fails):
     assert "needs --out" in fails("compare", *TINY)
 

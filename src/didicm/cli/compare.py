@@ -14,7 +14,7 @@ from didicm.data.corruptions import LabelNoise
 from didicm.errors import UserError
 from didicm.experiments.executors import ExecutorName
 from didicm.experiments.results import RESULTS
-from didicm.experiments.run import forecast, plan_runs, run_study, usual_tflops
+from didicm.experiments.run import check_begun, executor_of, forecast, plan_runs, run_study, usual_tflops
 from didicm.experiments.spec import Study, Trials
 from didicm.experiments.study_file import METHODS, compare_study
 from didicm.experiments.tune import trials_of
@@ -172,7 +172,9 @@ def compare(
 
 def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, **asked: Any) -> None:
     """What would be trained, and what that would take; `asked` are arguments of `plan_runs`."""
-    runs, _ = plan_runs(study, **asked)
+    runs, plan = plan_runs(study, **asked)
+    check_begun(out, plan)
+    executor_of(runs, out, options.executor, options.jobs, options.cluster, console)
     trials, speed = trials_of(runs, study.tune), options.tflops or usual_tflops()
     costs = forecast({**runs, **trials})
     kinds = {(str(run.method), run.condition): (run, costs[key]) for key, run in runs.items()}

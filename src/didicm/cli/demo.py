@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from didicm.cli.compare import show_report
-from didicm.cli.flags import parse
+from didicm.cli.flags import parse, read_flags
 from didicm.diffusion import Sampler, Step, UniformProcess
 from didicm.diffusion.solver import ExactScore
 from didicm.experiments.run import run_study
@@ -29,7 +29,7 @@ from didicm.report.html import write_report
 from didicm.report.images import Traced, draw_trajectory
 from didicm.report.style import looks
 from didicm.text import SafeConsole, quoted
-from didicm.values import Few, Natural, Range
+from didicm.values import Few, Natural, Range, field_types
 
 # Chosen by measurement on 2 cores. The epochs are many, as in the paper: few images are seen over and over.
 LEVELS = {Condition(14, 0.25): 100, Condition(10, 0.125): 200, Condition(7, 0.05): 500}  # and their epochs
@@ -73,8 +73,9 @@ class DemoOptions:
 
 def main(argv: list[str]) -> int:
     """Run the comparison, or with --solvers the demonstration of the solvers without training."""
-    if "--solvers" in argv:
-        return show_solvers([argument for argument in argv if argument != "--solvers"])
+    known = {**field_types(SolverOptions), **field_types(DemoOptions)}
+    if read_flags([x for x in argv if x not in ("-h", "--help")], known, "demo")[0].get("solvers"):
+        return show_solvers(argv)
     options = parse(argv, DemoOptions, command="demo")
     console = SafeConsole(soft_wrap=True)
     study = replace(
@@ -106,8 +107,10 @@ class SolverOptions:
         classes: number of classes
         images: number of posteriors to recover
         force: replace a file there that this command did not make
+        solvers: this demonstration
     """
 
+    solvers: bool = True
     out: Path = Path("demo/solvers.png")
     classes: Annotated[int, Range(10)] = 1000
     images: Natural = 64
@@ -116,7 +119,7 @@ class SolverOptions:
 
 def show_solvers(argv: list[str]) -> int:
     """Measure, draw, and say where the picture is."""
-    options = parse(argv, SolverOptions, command="demo --solvers")
+    options = parse(argv, SolverOptions, command="demo")
     check_replaceable(options.out, is_our_picture, "--out", force=options.force)
     console = SafeConsole()
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ from didicm.diffusion.process import UniformProcess
 from didicm.diffusion.sampler import Sampler
 from didicm.diffusion.sampling import Posterior, Step, readout, sample_cl, sample_cp, sample_naive
 from didicm.diffusion.schedule import Exponential, Geometric, LogLinear, LogRatio, Schedule, schedule_from_dict
-from didicm.diffusion.solver import Features, ScoreFunction, time_grid
+from didicm.diffusion.solver import Features, ScoreFunction
 
 __all__ = [
     "Exponential",
@@ -26,5 +26,4 @@ __all__ = [
     "sample_naive",
     "schedule_from_dict",
     "score_entropy",
-    "time_grid",
 ]

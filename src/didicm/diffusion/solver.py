@@ -97,11 +97,6 @@ def intervals(
     return [Interval(*map(schedule.at, (t, (t + s) / 2 if midpoint else t, s))) for t, s in pairs]
 
 
-def time_grid(steps: int) -> Tensor:
-    """Evenly spaced times from 1 down to 0, (steps + 1,) in float64."""
-    return torch.tensor(_even_times(steps), dtype=torch.float64)
-
-
 def _even_times(steps: int) -> list[float]:
     coerce(steps, Natural, "steps")
     return [(steps - i) / steps for i in range(steps + 1)]

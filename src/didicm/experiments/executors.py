@@ -25,6 +25,7 @@ from didicm.inference.on_ray import ray_session
 from didicm.processes import HeldError, held, interrupted
 from didicm.settings import RunConfig
 from didicm.text import count
+from didicm.training.devices import check_accelerator
 
 ExecutorName: TypeAlias = Literal["local", "ray", "slurm", "submitit-local"]
 Finished: TypeAlias = Generator[Path, None, None]
@@ -49,6 +50,7 @@ def make_executor(
     if name == "local":
         if options:
             raise UserError("--cluster is for --executor slurm or ray")
+        check_accelerator(config.accelerator)
         shares = gpu_shares(jobs, devices, _visible_gpus(config))
         return _run_here if jobs == 1 else partial(_run_in_processes, shares)
     package, extra = ("ray", "ray") if name == "ray" else ("submitit", "slurm")
@@ -221,6 +223,8 @@ def _submitit_executor(
     """An executor on SLURM, or with submitit's local jobs; wrong options are told here."""
     import submitit
 
+    if name != "slurm" and jobs > 1 and _visible_gpus(config):  # each of submitit's local jobs gets the first ones
+        raise UserError(f"--executor {name} gives all jobs the same GPUs: give --jobs 1, or --executor local")
     asked = {"name": "didicm", "timeout_min": DAY, "slurm_array_parallelism": jobs, "cpus_per_task": devices}
     if config.accelerator != "cpu":
         asked |= {"gpus_per_node": devices, "cpus_per_task": devices * max(1, config.workers)}

@@ -75,17 +75,10 @@ def run_study(
     """
     out, home, console = Path(out), Path(trainings or out), console or SafeConsole(soft_wrap=True)
     runs, plan = plan_runs(study, data, seeds, settings, command)
-    stored = read_plan(out)
-    if stored is None and ({path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()):
-        raise UserError(f"--out {out} is not empty and holds no comparison: give another folder")
-    begun = bool(_read_done(out))
-    if stored and begun and (changed := stored.conflict(plan)):
-        raise UserError(f"{out} was started with other settings ({changed}): give them again, or another --out")
+    begun = check_begun(out, plan)
 
     def executor_for(left: Mapping[str, Run]) -> Executor:
-        first = next(iter(runs.values())).config.run
-        at_once = min(jobs, max(1, len(left)))
-        return make_executor(executor, at_once, first, cluster or {}, out / JOBS, console)
+        return executor_of(runs, out, executor, min(jobs, max(1, len(left))), cluster or {}, console)
 
     def find_stage() -> tuple[dict[str, Run], dict[str, Run]]:
         """All that can be run now, and what is left of it."""
@@ -101,7 +94,7 @@ def run_study(
         keep_listings(home / INDEX)
         while True:  # the trials of a search, if there is one; then what they chose
             plan = replace(plan, runs={**search, **{key: str(run.method) for key, run in stage.items()}})
-            write_plan(out, stored.extended(plan) if stored and begun else plan)
+            write_plan(out, begun.extended(plan) if begun else plan)
             if not left:
                 break
             _run_stage(stage, left, out, home, executor_for(left), console)
@@ -129,6 +122,25 @@ def _run_stage(
     except KeyboardInterrupt:
         console.print(f"stopped; what is done is in {out}: run the same command again to resume", markup=False)
         raise
+
+
+def check_begun(out: Path, plan: Plan) -> Plan | None:
+    """The plan of a folder that has results, which a new one must agree with; any other folder must be empty."""
+    stored = read_plan(out)
+    if stored is None and ({path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()):
+        raise UserError(f"--out {out} is not empty and holds no comparison: give another folder")
+    if stored is None or not _read_done(out):
+        return None
+    if changed := stored.conflict(plan):
+        raise UserError(f"{out} was started with other settings ({changed}): give them again, or another --out")
+    return stored
+
+
+def executor_of(
+    runs: Mapping[str, Run], out: Path, name: str, jobs: int, cluster: Mapping[str, Any], console: Console
+) -> Executor:
+    """What carries out the runs of a folder; all of them ask for the same devices."""
+    return make_executor(name, jobs, next(iter(runs.values())).config.run, cluster, out / JOBS, console)
 
 
 def _read_done(out: Path) -> set[str]:

@@ -247,10 +247,13 @@ def read_source(image: Source, transform: Callable[[Picture], T]) -> T:
     try:
         if isinstance(image, (Image.Image, Bands)):
             return transform(image)
-        with open_image(image if isinstance(image, (str, Path, bytes)) else image.read()) as opened:
+        content = image if isinstance(image, (str, Path, bytes)) else image.read()
+        if not isinstance(image, (str, Path)) and not isinstance(content, bytes):
+            raise ValueError("it was opened as text: open it with mode 'rb'")
+        with open_image(content) as opened:
             return transform(opened)
     except Exception as error:  # a broken file can raise nearly anything from inside a decoder
-        name = readable(str(image)) if isinstance(image, (str, Path)) else f"the {type(image).__name__} given"
+        name = readable(str(image)) if isinstance(image, (str, Path)) else "the image given"
         raise UnreadableImageError(f"{name} cannot be read as an image ({why_unreadable(error)})") from error
 
 
@@ -260,9 +263,10 @@ def why_unreadable(error: Exception) -> str:
 
 
 def _array_image(image: Array) -> Picture:
-    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] > MOST_CHANNELS):
+    channels = image.shape[2] if image.ndim == 3 else 1
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels > MOST_CHANNELS or not image.size:
         raise UserError(
             f"an array must be 8-bit pixels of shape (H, W) or (H, W, C), got {image.dtype} of shape "
             f"{image.shape}: convert it, or give a list of such images"
         )
-    return Image.fromarray(image) if image.ndim == 3 and image.shape[2] == 4 else from_pixels(image)
+    return Image.fromarray(image) if channels == 4 else from_pixels(image)

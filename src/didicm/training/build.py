@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,9 @@ def _network(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 def check_settings(config: TrainConfig) -> None:
     """Refuse what can be refused without data or devices: unknown names, and what does not go together."""
     check_names(config.run)
+    for package, wanted in (("tensorboard", config.run.tensorboard), ("wandb", config.run.wandb)):
+        if wanted and find_spec(package) is None:
+            raise UserError(f"run.{package} needs {package}: pip install 'didicm[{package}]'")
     name = config.optimizer.name.lower()
     known = [str(optimizer) for optimizer in list_optimizers()]
     if name.removeprefix("lookahead_") not in known:

@@ -25,12 +25,12 @@ def make_fabric(config: RunConfig) -> Fabric:
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or config.devices
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", 0)) or config.nodes
     strategy: Any = config.strategy
-    _check_accelerator(config.accelerator)
+    check_accelerator(config.accelerator)
     if is_sharded(config):
         count = devices if isinstance(devices, int) else max(1, torch.cuda.device_count())
         strategy = ModelParallelStrategy(_shard, data_parallel_size=count * nodes, tensor_parallel_size=1)
     try:
-        return Fabric(
+        fabric = Fabric(
             accelerator=config.accelerator,
             devices=devices,
             num_nodes=nodes,
@@ -41,6 +41,9 @@ def make_fabric(config: RunConfig) -> Fabric:
         raise UserError(
             f"run.accelerator, devices, strategy or precision does not work here ({reason(error)}): change it"
         ) from error
+    if config.sync_batch_norm and fabric.world_size > 1 and fabric.device.type == "cpu":
+        raise UserError("run.sync_batch_norm needs GPUs: PyTorch cannot join batch statistics of CPUs")
+    return fabric
 
 
 def check_names(config: RunConfig) -> None:
@@ -50,10 +53,11 @@ def check_names(config: RunConfig) -> None:
         ("strategy", config.strategy, {"auto", *STRATEGY_REGISTRY.available_strategies()}),
     ):
         if given not in known:
-            raise UserError(f"there is no run.{name} {given!r}: {did_you_mean(given, known)}")
+            usual = "such as auto, ddp or fsdp" if name == "strategy" else "such as auto, cpu or gpu"
+            raise UserError(f"there is no run.{name} {given!r}: {did_you_mean(given, known, usual)}")
 
 
-def _check_accelerator(name: str) -> None:
+def check_accelerator(name: str) -> None:
     """Refuse a kind of device that is not here."""
     here = {known for known in ACCELERATOR_REGISTRY if ACCELERATOR_REGISTRY[known]["accelerator"].is_available()}
     if name != "auto" and not here & ({"cuda", "mps"} if name == "gpu" else {name}):
@@ -92,8 +96,6 @@ def prepare_network(network: nn.Module, config: RunConfig, fabric: Fabric) -> nn
     Else those saved are the first process's: DDP hands them to the others before every step.
     """
     if config.sync_batch_norm and fabric.world_size > 1:
-        if fabric.device.type == "cpu":
-            raise UserError("run.sync_batch_norm needs GPUs: PyTorch cannot join batch statistics of CPUs")
         network = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
     # FSDP divides contiguous weights only.
     return network if is_sharded(config) else network.to(memory_format=torch.channels_last)

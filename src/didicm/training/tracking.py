@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from didicm.errors import UserError
 from didicm.files import write_files, writing
 from didicm.progress import ProgressDisplay
 from didicm.settings import RunConfig
@@ -137,10 +136,8 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def _tensorboard(folder: Path) -> Writer:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UserError("run.tensorboard needs TensorBoard: pip install 'didicm[tensorboard]'") from error
+    from torch.utils.tensorboard import SummaryWriter
+
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
@@ -152,9 +149,7 @@ def _tensorboard(folder: Path) -> Writer:
 
 
 def _wandb(folder: Path, project: str) -> Writer:
-    try:
-        import wandb
-    except ImportError as error:
-        raise UserError("run.wandb needs Weights & Biases: pip install 'didicm[wandb]'") from error
+    import wandb
+
     run = wandb.init(project=project, dir=str(folder), name=folder.name, id=folder.name, resume="allow")
     return lambda step, numbers: run.log(dict(numbers), step=step)

@@ -117,6 +117,13 @@ def test_gradient_checkpointing_shows_in_the_estimate_and_some_networks_refuse_i
         build(config(run__grad_checkpointing=True, **network))
 
 
+@pytest.mark.parametrize(("name", "value"), [("tensorboard", True), ("wandb", "project")])
+def test_a_writer_that_is_not_installed_is_told_with_what_to_install(name, value, monkeypatch):
+    monkeypatch.setattr("didicm.training.build.find_spec", lambda package: None)
+    with pytest.raises(UserError, match=rf"run\.{name} needs {name}: pip install 'didicm\[{name}\]'"):
+        build(config(**{f"run__{name}": value}))
+
+
 def test_an_optimiser_that_timm_lacks_is_refused_with_the_nearest():
     with pytest.raises(UserError, match="'adamv' is not an optimiser of timm's: did you mean adam"):
         build(config(optimizer__name="adamv"))

@@ -14,6 +14,8 @@ from didicm.classifier import Loss
 from didicm.settings import RunConfig
 from didicm.training.devices import (
     agree,
+    gather_texts,
+    make_fabric,
     prepare_network,
     seed_device,
     share_statistics,
@@ -114,11 +116,8 @@ def _step_in_two_processes(rank, address, results):
     own = classifier.model.stem.bn.running_mean.clone()
     share_statistics(classifier.model, fabric)
     shared = classifier.model.stem.bn.running_mean.clone()
-    try:
-        prepare_network(_network(), RunConfig(sync_batch_norm=True), fabric)
-    except UserError as error:
-        refused = str(error)
-    results[rank] = gradients_of(classifier), own, shared, agree(fabric, rank == 1, False), refused
+    texts = gather_texts(fabric, ["of both", "ü" * (1 + 3 * rank)])
+    results[rank] = gradients_of(classifier), own, shared, agree(fabric, rank == 1, False), texts
     dist.destroy_process_group()
 
 
@@ -135,13 +134,19 @@ def test_each_process_has_its_own_batch_statistics_and_the_first_ones_are_kept(t
         classifier.loss(image[half], target[half]).backward()
         halves.append((gradients_of(classifier), classifier.model.stem.bn.running_mean))
     expected = {name: (x + halves[1][0][name]) / 2 for name, x in halves[0][0].items()}
-    for rank, (gradients, own, shared, votes, refused) in results.items():
+    for rank, (gradients, own, shared, votes, texts) in results.items():
         assert_same(gradients, expected, atol=1e-6)
         assert torch.allclose(own, halves[rank][1])
         assert torch.allclose(shared, halves[0][1])
         assert votes == [True, False]
-        assert "run.sync_batch_norm needs GPUs" in refused
+        assert texts == ["of both", "ü", "üüüü"]
     assert not torch.allclose(halves[0][1], halves[1][1])
+
+
+def test_batch_statistics_of_cpus_cannot_be_joined():
+    with pytest.raises(UserError, match="sync_batch_norm needs GPUs"):
+        make_fabric(RunConfig(accelerator="cpu", devices=2, sync_batch_norm=True))
+    make_fabric(RunConfig(accelerator="cpu", devices=1, sync_batch_norm=True))
 
 
 def test_batch_statistics_are_joined_by_option():

@@ -1,11 +1,9 @@
 import json
 import os
 import pty
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from rich.console import Console
 
 from didicm.settings import RunConfig
@@ -60,14 +58,6 @@ def test_a_resumed_run_forgets_what_it_will_do_again_and_a_torn_line(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(text)
     forget_after(tmp_path, 2)
     assert lines(tmp_path) == [{"step": 1}, {"step": 2}]
-
-
-@pytest.mark.parametrize(("name", "package"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
-def test_a_writer_that_is_not_installed_is_told_with_what_to_install(name, package, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    config = RunConfig(**{name: True if name == "tensorboard" else "project"})
-    with pytest.raises(ValueError, match=rf"pip install 'didicm\[{name}\]'"):
-        Tracker(tmp_path, config, 3, 0, Console(), silent=False)
 
 
 def read_all(controller, shown):
