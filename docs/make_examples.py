@@ -284,7 +284,7 @@ def parse_only(argv: Sequence[str]) -> None:
     """Read the options of a command, and go no further."""
     command, *options = argv
     module = import_module(f"didicm.cli.{command.replace('-', '_')}")
-    name = "resolve" if command == "train" else "parse"
+    name = "override" if command == "train" else "parse"
     read = getattr(module, name)
 
     def parse(*arguments: Any, **options: Any) -> Any:

@@ -4,6 +4,7 @@ python docs/make_results.py            make the page again
 python docs/make_results.py studies    first take over the results of studies that were run there
 """
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -108,9 +109,9 @@ DiDiCM is better or worse than it beyond the 95 % interval of the difference ove
 such comparisons, five would be marked by chance, and close ones change when a training is repeated ([trained
 again](#trained-again)). T: temperature-scaled.
 """
-OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 6 --out runs/compare` answers it, with crops and
-  flips for all methods. DiDiCM as compared here is `didicm train --recipe few`; with crops and flips alone, add
-  `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
+OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 6 --out runs/compare` answers it, with
+  crops and flips for all methods. DiDiCM as compared here is `didicm train --recipe few`; with crops and flips alone,
+  add `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
 BRIER = Metric("cls/Brier")
@@ -806,9 +807,10 @@ def _draw_dots(folder: Path, title: str, plots: dict[str, dict[str, list[float]]
                 plot.plot(fmean(points[name]), i, "o", color=colour)
             plot.set_yticks(range(len(order)), order, fontsize=8)
             plot.set_title(heading)
-        place = folder / "dots.svg"
-        figure.savefig(place, metadata={"Date": None})
-    return f"![{title}](results/{folder.name}/{place.name})"
+        content = io.BytesIO()
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    write_files(folder, {"dots.svg": content.getvalue()})
+    return f"![{title}](results/{folder.name}/dots.svg)"
 
 
 def _on_people(lines: list[dict[str, Any]]) -> str:

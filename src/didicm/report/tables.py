@@ -128,9 +128,9 @@ def cost_table(rows: Rows) -> Table:
         body.append([str(entry), *quality, *cost, *training])
     header = ["", "top-1 %", str(nll), "M parameters", "calls", "M multiply-adds", "ratio"]
     header += ["training, G multiply-adds", "training, s"]
-    first = min(rows.entries(), key=lambda entry: not entry.method.baseline)
     note = "means over all conditions; multiply-adds per image at the largest resolution, in millions, and of the "
-    note += f"whole training, in billions; ratio: to those of {first}; -: not stored by older versions"
+    note += "whole training, in billions; ratio: to the first standard classifier, or else the first line; "
+    note += "-: not stored by older versions"
     spare = "M parameters", "training, s", "training, G multiply-adds", "M multiply-adds"
     return Table("Cost", header, body, note, spare)
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from didicm.checkpoint import load
 from didicm.classifier import StandardClassifier
-from didicm.cli.train import resume
 from didicm.errors import UserError
 from didicm.evaluation.stored import open_model
 from didicm.settings import to_yaml
 from didicm.training import loop
 from didicm.training.build import build, check_settings
+from didicm.training.state import resume
 from didicm.training.steps import make_scheduler
 
 QUICK = {"fraction": 0.025, "epochs": 4, "run__validate_epochs": 4, "run__workers": 0, "run__save_seconds": 1e6}
@@ -92,4 +92,4 @@ def test_what_cannot_be_is_refused_before_training(tiny_config, tmp_path):
     assert not (tmp_path / "own" / "config.yaml").exists()
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(UserError, match="--extend would change the cycles"):
-        resume(tmp_path, replace(config, epochs=4), ["epochs"], extend=True)
+        resume(tmp_path, replace(config, epochs=4), extend=True)
