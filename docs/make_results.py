@@ -352,7 +352,7 @@ def _on_backbones(folder: Path) -> Iterator[str]:
     if (plan := read_plan(folder)) is None:
         return
     rows = rows_of(read_results(folder), plan.study)
-    told = []
+    told, ahead = [], []
     for condition in rows.conditions():
         means = {
             str(e.method): here.mean
@@ -363,11 +363,13 @@ def _on_backbones(folder: Path) -> Iterator[str]:
             max((name for name in means if name.startswith("DiDiCM") == side), key=means.__getitem__)
             for side in (True, False)
         )
+        ahead.append(means[theirs] > means[ours])
         told.append(
             f"{TOP1.text(means[theirs])} % ({theirs}) against {TOP1.text(means[ours])} % ({ours}) with {condition}"
         )
+    advice = "take a linear layer" if all(ahead) else "try both heads"
     yield (
-        "- **With a pretrained backbone, take a linear layer** (`--recipe finetune --method standard`, or "
+        f"- **With a pretrained backbone, {advice}** (`--recipe finetune --method standard`, or "
         "logistic regression): the most accurate without and with DiDiCM's head have a top-1 of "
         f"{'; '.join(told)} ([study](#few-images-and-a-pretrained-backbone))."
     )
@@ -382,10 +384,11 @@ def _on_confidence(studies: list[Rows]) -> Iterator[str]:
         if row.method.baseline and row.value(NORMALIZED_AURC) is not None
     ]
     lower = sum(normalised < plain for normalised, plain in pairs)
+    advice = "their probability" if 2 * lower < len(pairs) else "normalised logits"
     yield (
-        f"- **Rank answers by their probability**: confidence by normalised logits (AURC, normalised) ranks those "
-        f"of standard classifiers better in {lower} of {len(pairs)} trainings only, although it was made for "
-        "networks with smoothed labels."
+        f"- **Rank answers by {advice}**: confidence by normalised logits (AURC, normalised), which was made for "
+        f"networks with smoothed labels, ranks those of standard classifiers better in {lower} of {len(pairs)} "
+        "measurements."
     )
 
 

@@ -127,6 +127,8 @@ def test_a_run_that_exists_names_the_one_setting_that_differs(tmp_path, train, f
     with pytest.raises(UserError, match=re.escape("(optimizer.lr is 0.005, not 0.5)")):
         didicm.train(override(read_config(run / "config.yaml"), {"optimizer.lr": 0.5}))
     assert "lr: 0.005" in (run / "config.yaml").read_text()
+    assert "(run.compile is False, not True)" in fails("train", f"--out={run}", "--run.compile")
+    didicm.train(override(read_config(run / "config.yaml"), {"run.validate_epochs": 2}))  # it is done elsewhere
     assert (run / "last" / "model.safetensors").read_bytes() == before
 
 

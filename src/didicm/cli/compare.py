@@ -174,8 +174,9 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
     """What would be trained, and what that would take; `asked` are arguments of `plan_runs`."""
     runs, plan = plan_runs(study, **asked)
     check_begun(out, plan)
-    executor_of(runs, out, options.executor, options.jobs, options.cluster, console)
     trials, speed = trials_of(runs, study.tune), options.tflops or usual_tflops()
+    at_once = min(options.jobs, max(len(runs), len(trials)))
+    executor_of(runs, out, options.executor, at_once, options.cluster, console)
     costs = forecast({**runs, **trials})
     kinds = {(str(run.method), run.condition): (run, costs[key]) for key, run in runs.items()}
     columns = ("method", "condition", "epochs", "M parameters", "M multiply-adds", "time", "memory, MB")

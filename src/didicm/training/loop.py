@@ -80,14 +80,14 @@ def train(
     KeyboardInterrupt.
 
     Args:
-        config: all settings; a run that exists in `config.out` goes on where it stopped, if they are the same.
+        config: all settings; a run that exists in `config.out` goes on, if all but run.* are as they were.
         extend: let an existing run have more epochs.
         components: what `build` made of the settings, if some of it is to be other.
         on_step: called after every step.
         console: where progress is shown.
     """
     if holds_run(folder := Path(config.out)):
-        config = resume(folder, config, extend=extend)
+        config = resume(folder, config, extend=extend, elsewhere=True)
     check_settings(config)  # before processes are started
     fabric = make_fabric(config.run)
     fabric.launch()

@@ -47,12 +47,16 @@ def holds_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and any((folder / name).exists() for name in (HELD, METRICS, STATE, LAST))
 
 
-def resume(folder: Path, asked: TrainConfig, *, extend: bool = False) -> TrainConfig:
-    """Settings to go on with, which must be those of the run but for what may change on the way."""
+def resume(folder: Path, asked: TrainConfig, *, extend: bool = False, elsewhere: bool = False) -> TrainConfig:
+    """Settings to go on with, which must be those of the run but for what may change on the way.
+
+    `elsewhere` lets all of run.* be other, as in a study that goes on with other devices.
+    """
     stored = read_config(folder / CONFIG)
     old, new = (dict(_entries(config)) for config in (stored, asked))
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != "out"]
-    refused = [name for name in changed if name not in CHANGEABLE_ON_RESUME]
+    free = tuple(name for name in changed if name.startswith("run.")) if elsewhere else CHANGEABLE_ON_RESUME
+    refused = [name for name in changed if name not in free]
     if extend and "epochs" in refused:
         refused.remove("epochs")
         if asked.epochs < stored.epochs:

@@ -189,6 +189,13 @@ def test_wrong_options_are_one_sentence_before_anything_runs(name, options, mess
         make_executor(name, 1, RunConfig(accelerator="cpu"), options, tmp_path, Console())
 
 
+def test_local_jobs_of_submitit_never_share_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UserError, match="gives all jobs the same GPUs: give --jobs 1"):
+        make_executor("submitit-local", 2, RunConfig(), {}, tmp_path, Console())
+    make_executor("submitit-local", 1, RunConfig(), {}, tmp_path, Console())
+
+
 @pytest.mark.parametrize(("name", "package", "extra"), [("slurm", "submitit", "slurm"), ("ray", "ray", "ray")])
 def test_a_missing_package_is_told_with_how_to_install_it(name, package, extra, tmp_path, monkeypatch):
     find = importlib.util.find_spec

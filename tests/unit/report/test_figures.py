@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import matplotlib
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from didicm.experiments.study_file import METHODS
 from didicm.report import figures
 from didicm.report.images import Pictures, Traced, draw_trajectory, errors, trajectory_picture
 from didicm.report.panels import our_panel
-from didicm.report.records import NLL, TOP1, Entry, rows_of
+from didicm.report.records import NLL, TOP1, Entry, Rows, rows_of
 from didicm.report.style import STYLE, looks
 from didicm.report.tables import main_table
 
@@ -46,6 +48,13 @@ def test_no_percentage_is_drawn_below_0_or_above_100(drawn):
     for bars in plot.containers:  # the intervals themselves reach far beyond
         for (_, bottom), (_, top) in bars.lines[2][0].get_segments():
             assert (bottom, top) == (pytest.approx(0), pytest.approx(100))
+
+
+def test_neither_is_the_quality_of_network_calls(result, rows):
+    found = rows(result("DiDiCM, score", 0, accuracy, 1.0, Condition(7, 0.1)) for accuracy in (0.01, 0.6))
+    many = [replace(row, measured=replace(row.measured, calls=1 + i)) for i, row in enumerate(found)]
+    figure = figures.calls_against_quality(Rows(many), [Condition(7, 0.1)])
+    assert all(plot.get_ylim()[0] >= 0 for plot in figure.axes)
 
 
 def test_no_line_joins_conditions_without_an_order(drawn):
