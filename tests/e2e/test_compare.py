@@ -1,5 +1,7 @@
 import pytest
+import torch
 
+ABSENT = "mps" if torch.cuda.is_available() else "cuda"  # no machine has both
 TINY = [
     "--data=fashion-mini",
     "--resolutions=7",
@@ -85,7 +87,7 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(tmp_path, works):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set=run.accelerator=cuda"], "there is no CUDA device here"),
+        ([f"--set=run.accelerator={ABSENT}"], f"there is no {ABSENT.upper()} device here"),
         (["--cluster=num_cpus=1"], "--cluster is for --executor slurm or ray"),
     ],
 )
