@@ -4,7 +4,7 @@ Trials are judged by the NLL of held-out training images, as trained, and by not
 image, and none has the seed of a run whose result counts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,17 +38,11 @@ def search_factors(count: int) -> list[dict[str, float]]:
 
 def trials_of(runs: Mapping[str, Run], count: int) -> dict[str, Run]:
     """The trials of a search by key: so many for every method under every condition of these runs."""
-    assert all(run.seed != SEED for run in runs.values())
     trials: dict[str, Run] = {}
-    for number, factors in enumerate(search_factors(count)):
-        for run in {run.kind: run for run in runs.values()}.values():
-            settings = {name: run.settings[name] * factor for name, factor in factors.items()}
-            settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
-            settings["epochs"] = max(1, round(run.config.epochs * factors["epochs"]))
-            trial = replace(_changed(run, {**settings, "seed": SEED}), seed=SEED, trial=number)
-            same = trials.setdefault(trial.key, trial)
-            if same is not trial and str(same.method) != str(run.method):
-                raise UserError(f"{same} and {trial} are the same training: leave one of these methods out")
+    for trial in _search(runs, count):
+        same = trials.setdefault(trial.key, trial)  # an ensemble shares the trials of its single classifier
+        if same.method.members == trial.method.members and str(same.method) != str(trial.method):
+            raise UserError(f"{same} and {trial} are the same training: leave one of these methods out")
     return trials
 
 
@@ -72,9 +66,21 @@ def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial]) -> di
         return search
     if not search:
         return dict(runs)
-    best = choose(replace(found[key], method=str(run.method)) for key, run in search.items())
+    best = choose(replace(found[trial.key], method=str(trial.method)) for trial in _search(runs, count))
     chosen = (_changed(run, best[run.kind].settings) for run in runs.values())
     return {run.key: run for run in chosen}
+
+
+def _search(runs: Mapping[str, Run], count: int) -> Iterator[Run]:
+    """Trial by trial, one of each method under each condition; those of an ensemble train its first member alone."""
+    assert all(run.seed != SEED for run in runs.values())
+    kinds = {run.kind: run for run in runs.values()}
+    for number, factors in enumerate(search_factors(count)):
+        for run in kinds.values():
+            settings = {name: run.settings[name] * factor for name, factor in factors.items()}
+            settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
+            settings["epochs"] = max(1, round(run.config.epochs * factors["epochs"]))
+            yield replace(_changed(run, {**settings, "seed": SEED}), seed=SEED, trial=number)
 
 
 def _changed(run: Run, settings: Mapping[str, Any]) -> Run:

@@ -87,6 +87,18 @@ def test_two_methods_whose_trials_are_one_training_are_a_mistake(planned):
         trials_of(planned(methods=methods), 4)
 
 
+def test_an_ensemble_shares_the_trials_of_its_single_classifier(planned):
+    methods = [{"name": "one", "members": 1}, {"name": "four", "members": 4}]
+    runs = planned(methods=methods)
+    trials = trials_of(runs, 3)
+    assert [str(trial.method) for trial in trials.values()] == ["one"] * 3
+    done = [
+        replace(TRIAL, key=key, condition=trial.condition, number=i, settings={"epochs": 7 + i}, metrics={"cls/NLL": -i})
+        for i, (key, trial) in enumerate(trials.items())
+    ]
+    assert {(run.config.epochs, run.networks) for run in next_stage(runs, 3, done).values()} == {(9, 1), (9, 4)}
+
+
 def test_the_lowest_held_out_nll_is_chosen_per_method_and_condition():
     other = Condition(14, 0.05)
     made = [(0, 1.5, TRIAL.condition), (1, 1.2, TRIAL.condition), (2, 1.2, TRIAL.condition), (0, 9.0, other)]
