@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -187,10 +188,10 @@ def write_page(folder: Path = FOLDER) -> str:
     """The page as text; the figures are written beside the results."""
     parts = [HEAD, *_write_advice([folder / name for name in TUNED if (folder / name).is_dir()])]
     for path in (folder / f"{name}-cpu" for name in ORDER):
-        if plan := read_plan(path):
-            parts.append(_write_study(plan, rows_of(read_results(path), plan.study), path))
+        if stored := _read(path):
+            parts.append(_write_study(*stored, path))
             if path.name == SUMMARY:
-                parts += _write_repeated(plan, path, folder / REPEATED)
+                parts += _write_repeated(stored[0], path, folder / REPEATED)
     return "\n".join(
         [
             *parts,
@@ -200,6 +201,13 @@ def write_page(folder: Path = FOLDER) -> str:
             _write_outliers(folder / OUTLIERS),
         ]
     )
+
+
+@cache
+def _read(folder: Path) -> tuple[Plan, Rows] | None:
+    """A study that was taken over, if it was; several sections tell of the same one."""
+    plan = read_plan(folder)
+    return None if plan is None else (plan, rows_of(read_results(folder), plan.study))
 
 
 @dataclass(frozen=True)
@@ -220,12 +228,8 @@ class Compared:
 
 def _write_advice(folders: list[Path]) -> Iterator[str]:
     """What a practitioner can act on: DiDiCM and the best standard classifier, with one and with several views."""
-    plans = [(read_plan(folder), read_results(folder)) for folder in folders]
-    studies = [
-        (DATA[plan.data] + _augmentation(plan.study.name), rows_of(results, plan.study))
-        for plan, results in plans
-        if plan
-    ]
+    stored = [study for folder in folders if (study := _read(folder))]
+    studies = [(DATA[plan.data] + _augmentation(plan.study.name), rows) for plan, rows in stored]
     if not studies:
         return
     titles = ("One view of each image", "Several augmented views of each image")
@@ -349,9 +353,9 @@ def _on_tuning(folders: list[Path]) -> Iterator[str]:
 
 def _on_backbones(folder: Path) -> Iterator[str]:
     """Which head to put on a pretrained backbone."""
-    if (plan := read_plan(folder)) is None:
+    if (stored := _read(folder)) is None:
         return
-    rows = rows_of(read_results(folder), plan.study)
+    rows = stored[1]
     told, ahead = [], []
     for condition in rows.conditions():
         means = {
@@ -480,8 +484,8 @@ def _on_augmentation(found: dict[str, Means], other: Path) -> Iterator[str]:
         f"has the lowest of all under {winners.count(usual)} of {len(winners)} conditions "
         "([table](#crops-and-flips-or-strong-augmentation))."
     )
-    if (plan := read_plan(other)) is not None:
-        rows, raised = rows_of(read_results(other), plan.study), 0
+    if (stored := _read(other)) is not None:
+        (plan, rows), raised = stored, 0
         for condition in rows.conditions():
             nll = {
                 e.method.variant: rows.select(e, condition).estimate(SCALED_NLL).mean
@@ -503,9 +507,9 @@ def _anchor(title: str) -> str:
 
 def _on_mask(folder: Path) -> Iterator[str]:
     """How many labels to mask, as one line of advice."""
-    if (plan := read_plan(folder)) is None:
+    if (stored := _read(folder)) is None:
         return
-    rows, best = rows_of(read_results(folder), plan.study), list[str]()
+    rows, best = stored[1], list[str]()
     for condition in rows.conditions():
         here = rows.select(condition=condition)
         entry = min(here.entries(), key=lambda e, here=here: here.select(e).estimate(SCALED_NLL).mean)
@@ -571,9 +575,9 @@ def write_summary(text: str, folder: Path = FOLDER) -> str:
     """README.md with the tuned studies in one table: what stands for each method, by images per class."""
     shown, lines = (TOP1, SCALED_NLL), list[str]()
     for name, entries in SUMMED_UP.items():
-        if (plan := read_plan(folder / name)) is None:
+        if (stored := _read(folder / name)) is None:
             continue
-        rows = rows_of(read_results(folder / name), plan.study)
+        rows = stored[1]
         conditions = rows.conditions()[::-1]
         heads = [f"{m.heading}, {c.fraction} per class" for c in conditions for m in shown]
         lines = lines or [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]

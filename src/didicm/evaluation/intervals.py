@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ def _counts(n: int, resamples: int, seed: int) -> Iterator[Tensor]:
         yield torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, one.expand_as(drawn))
 
 
+@cache
 def _student(freedom: int, level: float) -> float:
     """Half-width of the central interval of Student's t (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
 

@@ -85,14 +85,14 @@ def run_study(
         stage, done = next_stage(runs, study.tune, read_trials(out)), _read_done(out)
         return stage, {key: run for key, run in stage.items() if key not in done}
 
-    search = {key: str(run.method) for key, run in trials_of(runs, study.tune).items()}
     stage, left = find_stage()
     for run in {run.kind: run for run in left.values()}.values():  # a mistake shows before anything is written
         _prepare(run, home / INDEX)
     executor_for(left)
     with held(home, command=command):
         keep_listings(home / INDEX)
-        while True:  # the trials of a search, if there is one; then what they chose
+        while True:  # the rounds of a search, if there is one; then what they chose
+            search = {k: str(run.method) for k, run in trials_of(runs, study.tune, read_trials(out)).items()}
             plan = replace(plan, runs={**search, **{key: str(run.method) for key, run in stage.items()}})
             write_plan(out, begun.extended(plan) if begun else plan)
             if not left:

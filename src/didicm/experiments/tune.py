@@ -1,9 +1,11 @@
-"""The search of a tuned study: the same few trials for every method under every condition.
+"""The search of a tuned study: as many trials for every method under every condition, in rounds.
 
-Trials are judged by the NLL of held-out training images, as trained, and by nothing else: no trial meets a test
-image, and none has the seed of a run whose result counts.
+First the length alone, then the learning rate at the best length, then weight decay at the best of both; further
+trials vary these two at once around the best so far. Trials are judged by the NLL of held-out training images, as
+trained, and by nothing else: no trial meets a test image, and none has the seed of a run whose result counts.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,28 +20,31 @@ from didicm.values import override
 
 SEED = 1_000_000  # of the search; seeds of runs count from 0, and are few
 LENGTHS = (1.0, 0.5, 2.0, 0.25)  # as a factor of the epochs
-SPREADS = {"optimizer.lr": 4.0, "optimizer.weight_decay": 10.0}  # the largest factor, up and down
+SPREADS = {"optimizer.lr": 2.5, "optimizer.weight_decay": 5.0}  # the largest factor, up and down
 SEARCHED = ("epochs", *SPREADS)
 
 
-def search_factors(count: int) -> list[dict[str, float]]:
-    """What each trial multiplies: first the length alone, then all three, quasi-random; more trials only add."""
-    lengths = [{"epochs": length, **dict.fromkeys(SPREADS, 1.0)} for length in LENGTHS]
-    points = SobolEngine(len(SEARCHED), scramble=True, seed=SEED)  # type: ignore[no-untyped-call]
-    drawn = [
-        {
-            "epochs": LENGTHS[int(u * len(LENGTHS))],
-            **{name: most ** (2 * v - 1) for (name, most), v in zip(SPREADS.items(), rest, strict=True)},
-        }
-        for u, *rest in points.draw(max(1, count), dtype=torch.float64).tolist()
+def search_rounds(count: int) -> list[list[dict[str, float]]]:
+    """What each trial multiplies of the best of the rounds before; more trials only add."""
+    points = SobolEngine(len(SPREADS), scramble=True, seed=SEED)  # type: ignore[no-untyped-call]
+    drawn = points.draw(max(1, count), dtype=torch.float64).tolist()
+    rounds = [
+        [{"epochs": length} for length in LENGTHS],
+        *([{name: 1 / most}, {name: most}] for name, most in SPREADS.items()),
+        [{name: most ** (2 * v - 1) for (name, most), v in zip(SPREADS.items(), u, strict=True)} for u in drawn],
     ]
-    return [*lengths, *drawn][:count]
+    kept = [factors[: max(0, count - sum(map(len, rounds[:i])))] for i, factors in enumerate(rounds)]
+    return [factors for factors in kept if factors]
 
 
-def trials_of(runs: Mapping[str, Run], count: int) -> dict[str, Run]:
-    """The trials of a search by key: so many for every method under every condition of these runs."""
+def trials_of(runs: Mapping[str, Run], count: int, done: Iterable[Trial] | None = None) -> dict[str, Run]:
+    """The trials of a search by key, up to the first round that is not done.
+
+    Without `done` all rounds, as if every method were best as it is: a forecast of what they take.
+    """
+    found = None if done is None else {trial.key: trial for trial in done}
     trials: dict[str, Run] = {}
-    for trial in _search(runs, count):
+    for trial in _search(runs, count, found):
         same = trials.setdefault(trial.key, trial)  # an ensemble shares the trials of its single classifier
         if same.method.members == trial.method.members and str(same.method) != str(trial.method):
             raise UserError(f"{same} and {trial} are the same training: leave one of these methods out")
@@ -61,26 +66,41 @@ def choose(trials: Iterable[Trial]) -> dict[tuple[str, Condition], Trial]:
 
 def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial]) -> dict[str, Run]:
     """What can be run: the trials until all are done, then the runs with the settings that these chose."""
-    search, found = trials_of(runs, count), {trial.key: trial for trial in done}
+    found = {trial.key: trial for trial in done}
+    search = trials_of(runs, count, found.values())
     if search.keys() - found.keys():
         return search
     if not search:
         return dict(runs)
-    best = choose(replace(found[trial.key], method=str(trial.method)) for trial in _search(runs, count))
+    trials = _search(runs, count, found)
+    best = choose(replace(found[trial.key], method=str(trial.method)) for trial in trials)
     chosen = (_changed(run, best[run.kind].settings) for run in runs.values())
     return {run.key: run for run in chosen}
 
 
-def _search(runs: Mapping[str, Run], count: int) -> Iterator[Run]:
-    """Trial by trial, one of each method under each condition; those of an ensemble train its first member alone."""
+def _search(runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | None) -> Iterator[Run]:
+    """Trials as in `trials_of`, one after the other for all methods; an ensemble tries its first member alone."""
     assert all(run.seed != SEED for run in runs.values())
-    kinds = {run.kind: run for run in runs.values()}
-    for number, factors in enumerate(search_factors(count)):
-        for run in kinds.values():
-            settings = {name: run.settings[name] * factor for name, factor in factors.items()}
-            settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
-            settings["epochs"] = max(1, round(run.config.epochs * factors["epochs"]))
-            yield replace(_changed(run, {**settings, "seed": SEED}), seed=SEED, trial=number)
+    kinds, number = {run.kind: run for run in runs.values()}, 0
+    best = {kind: (math.inf, {name: run.settings[name] for name in SEARCHED}) for kind, run in kinds.items()}
+    for factors in search_rounds(count):
+        trials = []
+        for factor in factors:
+            for kind, run in kinds.items():
+                settings = {name: value * factor.get(name, 1) for name, value in best[kind][1].items()}
+                settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
+                settings["epochs"] = max(1, round(best[kind][1]["epochs"] * factor.get("epochs", 1)))
+                changed = _changed(run, {**settings, "seed": SEED})
+                trials.append(replace(changed, seed=SEED, trial=number))
+            number += 1
+        yield from trials
+        if found is None:
+            continue
+        if not all(trial.key in found for trial in trials):
+            return
+        for trial in trials:
+            if (nll := found[trial.key].nll) < best[trial.kind][0]:
+                best[trial.kind] = (nll, {name: trial.settings[name] for name in SEARCHED})
 
 
 def _changed(run: Run, settings: Mapping[str, Any]) -> Run:

@@ -172,7 +172,7 @@ def search_table(trials: Sequence[Trial], conditions: Sequence[Condition]) -> Ta
     header = ["", "epochs", "learning rate", "weight decay", "held-out NLL", "top-1 %", " "]
     held_out = ", ".join(map(str, sorted({trial.num_held_out for trial in trials})))
     note = (
-        "the same trials for every method, relative to its settings, which trial 0 has as they are; judged by the "
+        "as many trials for every method, the first with its settings as they are; judged by the "
         f"NLL of held-out training images as trained ({held_out} images); no trial has met a test image"
     )
     return Table("Search", header, body, note, ("top-1 %",))

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import ONE_CALL, Study
-from didicm.experiments.tune import choose, search_factors
+from didicm.experiments.tune import choose
 from didicm.report.panels import on_study
 from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 
 ENOUGH_SEEDS = 3
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
+SEARCHED = {"epochs": "epochs", "optimizer.lr": "learning rate", "optimizer.weight_decay": "weight decay"}
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
@@ -177,12 +178,16 @@ def _interval(gap: Estimate, metric: Metric) -> str:
 
 def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
     """How settings were chosen, and whose best lay at the end of what was tried."""
-    factors = search_factors(study.tune)
-    alone = sum(factor["optimizer.lr"] == 1 for factor in factors)
-    others = f", {len(factors) - alone} in learning rate and weight decay too" if alone < len(factors) else ""
+    first = {(trial.method, trial.condition): trial.settings for trial in trials if trial.number == 0}
+    tried = {
+        name: sorted(t.settings[name] / first[t.method, t.condition][name] for t in trials)
+        for name in SEARCHED
+    }
+    tried = {name: factors for name, factors in tried.items() if factors[0] < factors[-1]}
+    told = ", ".join(f"{x[0]:.2g} to {x[-1]:.2g} times its {SEARCHED[name]}" for name, x in tried.items())
     says = [
-        f"Every method has the best of the same {study.tune} trials under each condition, by the NLL of held-out "
-        f"training images: {alone} differ in length alone{others}."
+        f"Every method has the best of {study.tune} trials under each condition, by the NLL of held-out training "
+        f"images: {told}."
     ]
     ends = (
         ("epochs", max, "longest training", "more"),
@@ -190,7 +195,7 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
         ("optimizer.lr", max, "highest learning rate", "more"),
     )
     for name, end, what, further in ends:
-        if len({factor[name] for factor in factors}) == 1:
+        if name not in tried:
             continue
         found = [
             f"{method} ({condition}, {best.settings[name]:g})"

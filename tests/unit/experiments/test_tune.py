@@ -11,7 +11,7 @@ from didicm.experiments.execute import execute, prepare, read_result, write_run
 from didicm.experiments.results import RESULTS, TRIALS, Trial, append_result, read_plan, read_results, read_trials
 from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import Condition
-from didicm.experiments.tune import LENGTHS, SEED, SPREADS, choose, next_stage, search_factors, trials_of
+from didicm.experiments.tune import LENGTHS, SEED, SPREADS, choose, next_stage, search_rounds, trials_of
 from didicm.values import override
 
 TRIAL = Trial("a", "DiDiCM", Condition(7, 0.05), 0, {"epochs": 2}, 90, 10, 1.0, {"cls/NLL": 1.0}, {})
@@ -31,21 +31,46 @@ def searched(tiny, tmp_path_factory):
     return out
 
 
-def test_the_first_trials_change_the_length_alone_and_the_others_all_within_bounds():
-    factors = search_factors(500)
-    assert [f["epochs"] for f in factors[:4]] == list(LENGTHS)
-    assert all(f[name] == 1 for f in factors[:4] for name in SPREADS)
+def flat(count):
+    return [factor for factors in search_rounds(count) for factor in factors]
+
+
+def test_lengths_come_first_then_learning_rates_then_weight_decays_then_both_evenly_spread():
+    lengths, rates, decays, drawn = search_rounds(500)
+    assert lengths == [{"epochs": factor} for factor in LENGTHS]
+    for found, (name, most) in zip((rates, decays), SPREADS.items(), strict=True):
+        assert found == [{name: 1 / most}, {name: most}]
     for name, most in SPREADS.items():
-        logs = np.log([f[name] for f in factors[4:]]) / math.log(most)
+        logs = np.log([factor[name] for factor in drawn]) / math.log(most)
         assert (abs(logs) <= 1).all()
-        assert np.histogram(logs, 8, (-1, 1))[0].min() > 500 / 8 * 0.9  # evenly spread
-    counts = [sum(f["epochs"] == length for f in factors) for length in LENGTHS]
-    assert max(counts) - min(counts) <= 2
+        assert np.histogram(logs, 8, (-1, 1))[0].min() > len(drawn) / 8 * 0.9
+    assert all(set(factor) == set(SPREADS) for factor in drawn)
 
 
-def test_more_trials_only_add_to_fewer():
-    assert search_factors(20)[:7] == search_factors(7)
-    assert search_factors(0) == []
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 6, 7, 8, 9, 20])
+def test_more_trials_only_add_to_fewer(count):
+    assert flat(count) == flat(30)[:count]
+
+
+def test_every_round_starts_from_the_best_of_all_before(planned):
+    """Held-out NLL is lowest at half the length, at the lower learning rate and at the higher weight decay."""
+    runs, done = planned({"epochs": 40}), []
+    aim = {"epochs": 0.5, "optimizer.lr": 0.4, "optimizer.weight_decay": 5.0}
+    starts = {run.kind: {name: run.settings[name] for name in aim} for run in runs.values()}
+    rounds = []
+    while (stage := next_stage(runs, 9, done)) and next(iter(stage.values())).trial is not None:
+        left = [trial for key, trial in stage.items() if key not in {t.key for t in done}]
+        rounds.append(sorted({trial.trial for trial in left}))
+        for trial in left:
+            settings = {name: trial.settings[name] for name in aim}
+            factors = {name: value / starts[trial.kind][name] for name, value in settings.items()}
+            nll = sum(abs(math.log(factors[name] / best)) for name, best in aim.items())
+            key, method = trial.key, str(trial.method)
+            record = Trial(key, method, trial.condition, trial.trial, settings, 90, 10, 1.0, {"cls/NLL": nll}, {})
+            done.append(record)
+    assert rounds == [[0, 1, 2, 3], [4, 5], [6, 7], [8]]
+    for run in stage.values():
+        assert {name: run.settings[name] / starts[run.kind][name] for name in aim} == pytest.approx(aim, rel=0.01)
 
 
 def test_every_method_has_the_same_trials_and_the_first_is_the_recipe(planned):
