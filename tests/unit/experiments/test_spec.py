@@ -25,6 +25,10 @@ GIVEN = (
     "steps-classes-cpu",
     "ensembles-cpu",
     "training-cpu",
+    "training-short-cpu",
+    "times-cpu",
+    "rates-cpu",
+    "ensembles-labels-cpu",
     "breadth-cpu",
     "classes-cpu",
     "strong-cpu",
@@ -47,7 +51,7 @@ def keys(name, method):
 def test_every_study_has_both_forms():
     names = ("main", "selection", "sizes", "efficiency", "solvers", "schedules", "objectives", "released", "stems")
     both = {f"{name}-{form}" for name in names for form in ("cpu", "imagenet")}
-    assert set(list_studies()) == {*both, *GIVEN, "recipe-cpu", "lamb-cpu", "noise-cpu"}
+    assert set(list_studies()) == {*both, *GIVEN, "recipe-cpu", "lamb-cpu", "noise-cpu", "ensembles-noise-cpu"}
 
 
 @pytest.mark.parametrize("name", list_studies())
