@@ -8,12 +8,13 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+from advice import ADVISED, DATA, RECOMMENDED, STRONG, TUNED, augmentation, compare, read_study, write_advice
 
 from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import (
@@ -26,25 +27,28 @@ from didicm.experiments.results import (
     read_trials,
     write_plan,
 )
-from didicm.experiments.spec import ONE_CALL, Condition
+from didicm.experiments.spec import ONE_CALL
 from didicm.experiments.study_file import list_studies, load_study
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
-from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
+from didicm.report.records import NLL, SCALED_NLL, TOP1, Metric, Rows, rows_of
 from didicm.report.style import COLOURS, GREYS, drawing, make_axes
-from didicm.report.tables import NORMALIZED_AURC, show
+from didicm.report.tables import show
 from didicm.report.verdict import verdict
 
 FOLDER = Path(__file__).parent / "results"
 ORDER = (
     "fair",
     "strong",
+    "rates",
     "breadth",
     "classes",
     "labels",
     "strong-labels",
     "noise",
     "ensembles",
+    "ensembles-labels",
+    "ensembles-noise",
     "steps",
     "steps-classes",
     "main",
@@ -58,7 +62,10 @@ ORDER = (
     "schedules",
     "objectives",
     "training",
+    "training-short",
+    "times",
     "mask",
+    "mask-strong",
     "recipe",
     "finetune",
 )
@@ -98,47 +105,6 @@ clean images. "Flagged" are images that the outlier score calls unlike those of 
 threshold was set on these images, so that 5 % of the clean ones lie above it by construction.
 """
 
-
-ADVICE = """## Which method to use
-
-Every number of this section comes from the studies below in which the length of training, and in some also the
-learning rate and weight decay, were chosen for each method by held-out images (of DiDiCM by its eight steps,
-not by the one call that is compared here). DiDiCM has the network and the loss of recipe `few`: the blocks of
-the standard classifier, half of its labels masked; the studies have its other variants. The standard classifier
-is the best of its variants, chosen for each condition and metric in its favour. **+** and **-** mark where
-DiDiCM is better or worse than it beyond the 95 % interval of the difference over seeds, paired; of a hundred
-such comparisons, five would be marked by chance, and close ones change when a training is repeated ([trained
-again](#trained-again)). T: temperature-scaled.
-"""
-OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 6 --out runs/compare` answers it,
-  with crops and flips for all methods. DiDiCM as compared here is `didicm train --recipe few`; with crops and
-  flips alone, add `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
-"""
-RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
-BRIER = Metric("cls/Brier")
-ADVISED = (TOP1, NLL, SCALED_NLL, BRIER, Metric("cls/Brier", scaled=True))
-ECE = Metric("cal/ECE")
-_MARKS = {1: " +", 0: "", -1: " -"}
-TUNED = ("fair-cpu", "strong-cpu", "breadth-cpu", "classes-cpu", "labels-cpu", "strong-labels-cpu", "noise-cpu")
-PEOPLE = {  # tables of labels of the studies labels-cpu and strong-labels-cpu
-    "labels of aggre.csv": "labels of people, 9 % wrong",
-    "labels of random1.csv": "labels of people, 17 % wrong",
-    "labels of worse.csv": "labels of people, 40 % wrong",
-}
-CIFAR = "hf://cifar10"
-DATA = {
-    CIFAR: "CIFAR-10",
-    "cifar10n": "CIFAR-10",
-    "hf://tiny100": "100 classes of Tiny-ImageNet",
-    "fashion-mini": "Fashion-MNIST",
-}
-STRONG = "strong-cpu"
-STRONGLY = ", strong augmentation"
-AUGMENTATIONS = {  # studies of the same conditions
-    "crops and flips": ("fair-cpu", "labels-cpu"),
-    "strong augmentation": (STRONG, "strong-labels-cpu"),
-}
-AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
 
 REPEATED = "repeated"
 REPEATED_HEAD = """### Trained again
@@ -186,9 +152,9 @@ def take_over(source: Path) -> None:
 
 def write_page(folder: Path = FOLDER) -> str:
     """The page as text; the figures are written beside the results."""
-    parts = [HEAD, *_write_advice([folder / name for name in TUNED if (folder / name).is_dir()])]
+    parts = [HEAD, *write_advice([folder / name for name in TUNED if (folder / name).is_dir()])]
     for path in (folder / f"{name}-cpu" for name in ORDER):
-        if stored := _read(path):
+        if stored := read_study(path):
             parts.append(_write_study(*stored, path))
             if path.name == SUMMARY:
                 parts += _write_repeated(stored[0], path, folder / REPEATED)
@@ -201,361 +167,6 @@ def write_page(folder: Path = FOLDER) -> str:
             _write_outliers(folder / OUTLIERS),
         ]
     )
-
-
-@cache
-def _read(folder: Path) -> tuple[Plan, Rows] | None:
-    """A study that was taken over, if it was; several sections tell of the same one."""
-    plan = read_plan(folder)
-    return None if plan is None else (plan, rows_of(read_results(folder), plan.study))
-
-
-@dataclass(frozen=True)
-class Compared:
-    """An answer of DiDiCM under one condition beside the best standard classifier, metric by metric."""
-
-    condition: str  # with the name of the data
-    entry: Entry
-    best: Entry  # of the standard classifiers, by temperature-scaled NLL
-    variants: int  # how many of them there are
-    values: dict[
-        Metric, tuple[float, float, int]
-    ]  # ours, the best of theirs, 1 or -1 if better or worse beyond noise
-    by_temperature: float  # what it adds to the NLL of the best
-    inference: float  # multiply-adds relative to those of the best
-    training: float | None
-
-
-def _write_advice(folders: list[Path]) -> Iterator[str]:
-    """What a practitioner can act on: DiDiCM and the best standard classifier, with one and with several views."""
-    stored = [study for folder in folders if (study := _read(folder))]
-    studies = [(DATA[plan.data] + _augmentation(plan.study.name), rows) for plan, rows in stored]
-    if not studies:
-        return
-    titles = ("One view of each image", "Several augmented views of each image")
-    found = {
-        title: [
-            x
-            for data, rows in studies
-            for x in _compare(data, Rows(r for r in rows if (r.views > 1) == several))
-            if x.entry.method.variant == RECOMMENDED
-        ]
-        for title, several in zip(titles, (False, True), strict=True)
-    }
-    augmented = _augmented({folder.name: rows for folder, (_, rows) in zip(folders, studies, strict=True)})
-    once, often = found.values()
-    yield ADVICE
-    yield from _on_augmentation(augmented, folders[0].with_name("main-cpu"))
-    yield from _conclude(once)
-    yield from _on_backbones(folders[0].with_name("finetune-cpu"))
-    yield from _on_calibration(once, often)
-    yield from _on_tuning(folders)
-    yield from _on_confidence([rows for _, rows in studies])
-    yield from _on_mask(folders[0].with_name("mask-cpu"))
-    yield OWN_IMAGES
-    for title, compared in found.items():
-        yield from _write_compared(title, compared) if compared else ()
-    yield from _write_augmented(augmented)
-    yield from _on_aim([x for compared in found.values() for x in compared if x.inference <= AIM])
-
-
-def _augmentation(study: str) -> str:
-    """What a study with strong augmentation has in common under all its conditions."""
-    return STRONGLY if study in AUGMENTATIONS["strong augmentation"] else ""
-
-
-def _condition(condition: Condition) -> str:
-    """A condition, its labels by what they are instead of the name of their table."""
-    return str(condition).replace(condition.noise, PEOPLE.get(condition.noise, condition.noise))
-
-
-def _conclude(once: list[Compared]) -> Iterator[str]:
-    """Which method is ahead when, with one call for an answer: it follows from the marks alone."""
-    for title, strong in (("With crops and flips", False), ("With strong augmentation", True)):
-        told: dict[int, list[str]] = {1: [], -1: [], 0: []}
-        for x in once:
-            if x.entry.sampler != ONE_CALL or (STRONGLY in x.condition) != strong:
-                continue
-            marked = {
-                word: [str(m).replace(", T", " (T)") for m in ADVISED if x.values[m][2] == sign]
-                for word, sign in (("better in", 1), ("worse in", -1))
-            }
-            why = "; ".join(f"{word} {', '.join(names)}" for word, names in marked.items() if names)
-            condition = x.condition.replace(STRONGLY, "")
-            ahead = x.values[SCALED_NLL][2] or x.values[TOP1][2]
-            told[ahead].append(f"        - {condition}{f': DiDiCM is {why}' if why else ''}")
-        names = {1: "DiDiCM is ahead", -1: "the standard classifier is ahead", 0: "neither is ahead beyond noise"}
-        yield f"- **{title}**, by temperature-scaled NLL, and where that is level by top-1,"
-        for ahead, conditions in told.items():
-            yield from [f"    - {names[ahead]} with", *conditions] if conditions else []
-
-
-def _on_calibration(once: list[Compared], often: list[Compared]) -> Iterator[str]:
-    """Who is calibrated as trained, and what smoothed labels, a temperature and several views are worth."""
-    asked = [x for x in once if x.entry.sampler == ONE_CALL]
-    better, worse = (sum(x.values[ECE][2] == sign for x in asked) for sign in (1, -1))
-    yield (
-        "- **Calibrated as trained**: the ECE of one call of DiDiCM is lower than that of any standard "
-        f"classifier under {better} of {len(asked)} conditions, higher under {worse}, and cannot be told apart "
-        "under the others."
-    )
-    chosen = [str(x.best.method) for x in asked if x.variants > 1]
-    usual = max(set(chosen), key=chosen.count)
-    yield (
-        f"- **Of the standard classifiers**, where there are several, *{usual}* has the lowest "
-        f"temperature-scaled NLL under {chosen.count(usual)} of {len(chosen)} conditions."
-    )
-    wrong = [x.by_temperature for x in asked if _has_wrong_labels(x)]
-    right = [x.by_temperature for x in asked if not _has_wrong_labels(x)]
-    yield (
-        f"- **Fit a temperature** on images whose labels are right: it changed the NLL of the best standard "
-        f"classifier by {min(right):+.3f} to {max(right):+.3f}, {fmean(right):+.3f} in the mean, and by "
-        f"{min(wrong):+.3f} to {max(wrong):+.3f} where it was fitted on wrong labels."
-    )
-    gains = [y.values[SCALED_NLL][1] - x.values[SCALED_NLL][1] for y, x in _same_condition(asked, often)]
-    if gains and min(gains) > 0:
-        yield (
-            f"- **Look at several augmented views** of an image where the calls can be afforded: they lower the "
-            f"temperature-scaled NLL of the standard classifier by {min(gains):.3f} to {max(gains):.3f}."
-        )
-
-
-def _has_wrong_labels(x: Compared) -> bool:
-    return "wrong" in x.condition or "label noise" in x.condition
-
-
-def _on_tuning(folders: list[Path]) -> Iterator[str]:
-    """Who is ahead before anything is chosen, and whether the choice had a longer training to choose."""
-    ahead, count, longest = 0, 0, {"DiDiCM": 0, "the standard classifier": 0}
-    for folder in folders:
-        plan, trials = read_plan(folder), read_trials(folder)
-        methods = {str(m): m for m in plan.study.methods if m.baseline or m.variant == RECOMMENDED}
-        for condition in dict.fromkeys(trial.condition for trial in trials):
-            here = [t for t in trials if t.condition == condition and t.method in methods and t.metrics]
-            sides = [[t for t in here if methods[t.method].baseline == side] for side in (False, True)]
-            first = [min(t.metrics[NLL.name] for t in side if t.number == 0) for side in sides]
-            count += 1
-            ahead += first[0] < first[1]
-            for name, side in zip(longest, sides, strict=True):
-                best = min(side, key=lambda trial: trial.metrics[NLL.name])
-                lengths = {t.settings["epochs"] for t in side if t.method == best.method}
-                longest[name] += best.settings["epochs"] == max(lengths)
-    told = ", ".join(f"of {name} under {found}" for name, found in longest.items())
-    yield (
-        f"- **Without tuning**, at the length that a study gives to all its methods, DiDiCM has the lower NLL on "
-        f"held-out images under {ahead} of {count} conditions (eight steps, one training each)."
-    )
-    yield (
-        f"- **Not every peak was reached**: the best length was the longest that was tried {told} of {count} "
-        "conditions. More may be better for both."
-    )
-
-
-def _on_backbones(folder: Path) -> Iterator[str]:
-    """Which head to put on a pretrained backbone."""
-    if (stored := _read(folder)) is None:
-        return
-    rows = stored[1]
-    told, ahead = [], []
-    for condition in rows.conditions():
-        means = {
-            str(e.method): here.mean
-            for e in rows.entries()
-            if (here := rows.select(e, condition).estimate(TOP1)) is not None
-        }
-        ours, theirs = (
-            max((name for name in means if name.startswith("DiDiCM") == side), key=means.__getitem__)
-            for side in (True, False)
-        )
-        ahead.append(means[theirs] > means[ours])
-        told.append(
-            f"{TOP1.text(means[theirs])} % ({theirs}) against {TOP1.text(means[ours])} % ({ours}) with {condition}"
-        )
-    advice = "take a linear layer" if all(ahead) else "try both heads"
-    yield (
-        f"- **With a pretrained backbone, {advice}** (`--recipe finetune --method standard`, or "
-        "logistic regression): the most accurate without and with DiDiCM's head have a top-1 of "
-        f"{'; '.join(told)} ([study](#few-images-and-a-pretrained-backbone))."
-    )
-
-
-def _on_confidence(studies: list[Rows]) -> Iterator[str]:
-    """Whether confidence by normalised logits ranks answers better than their probability."""
-    pairs = [
-        (row.value(NORMALIZED_AURC), row.value(Metric("sc/AURC")))
-        for rows in studies
-        for row in rows
-        if row.method.baseline and row.value(NORMALIZED_AURC) is not None
-    ]
-    lower = sum(normalised < plain for normalised, plain in pairs)
-    advice = "their probability" if 2 * lower < len(pairs) else "normalised logits"
-    yield (
-        f"- **Rank answers by {advice}**: confidence by normalised logits (AURC, normalised), which was made for "
-        f"networks with smoothed labels, ranks those of standard classifiers better in {lower} of {len(pairs)} "
-        "measurements."
-    )
-
-
-def _same_condition(once: list[Compared], often: list[Compared]) -> list[tuple[Compared, Compared]]:
-    by_condition = {x.condition: x for x in once}
-    return [(by_condition[x.condition], x) for x in {x.condition: x for x in often}.values()]
-
-
-def _compare(data: str, rows: Rows) -> Iterator[Compared]:
-    """Every answer of DiDiCM under every condition."""
-    for condition in rows.conditions():
-        where = f"{data}, {_condition(condition)}"
-        here = rows.select(condition=condition)
-        theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
-        for ours in (e for e in here.entries() if not e.method.baseline and theirs):
-            values = {}
-            for metric in (*ADVISED, ECE):
-                best = max(theirs, key=lambda e: metric.sign * here.select(e).estimate(metric).mean)
-                gap = here.select(ours).minus(here.select(best), metric)
-                means = (here.select(e).estimate(metric).mean for e in (ours, best))
-                values[metric] = (*means, gap.sign * metric.sign)
-            best = min(theirs, key=lambda e: here.select(e).estimate(SCALED_NLL).mean)
-            costs = [here.select(e).training_cost() for e in (ours, best)]
-            nll, scaled = (here.select(best).estimate(m).mean for m in (NLL, SCALED_NLL))
-            yield Compared(
-                where,
-                ours,
-                best,
-                len({str(e.method) for e in theirs}),
-                values,
-                scaled - nll,
-                here.cost_ratio(ours, best),
-                costs[0] / costs[1] if all(costs) else None,
-            )
-
-
-def _write_compared(title: str, found: list[Compared]) -> Iterator[str]:
-    yield f"### {title}\n"
-    yield f"| condition | | {' | '.join(m.heading for m in ADVISED)} | inference | training |"
-    yield "|---|---|" + "---:|" * (len(ADVISED) + 2)
-    for condition in dict.fromkeys(x.condition for x in found):
-        here = [x for x in found if x.condition == condition]
-        cells = [metric.text(here[0].values[metric][1]) for metric in ADVISED]
-        yield f"| {condition} | standard, the best | {' | '.join(cells)} | 1 | 1 |"
-        for x in here:
-            cells = [metric.text(x.values[metric][0]) + _MARKS[x.values[metric][2]] for metric in ADVISED]
-            cells += [f"{x.inference:.1f}", "" if x.training is None else f"{x.training:.1f}"]
-            yield f"| | {x.entry} | {' | '.join(cells)} |"
-    yield "\nInference and training: multiply-adds relative to the standard classifier's.\n"
-
-
-Means = dict[tuple[str, str], dict[Metric, float]]  # by method and augmentation
-
-
-def _augmented(studies: dict[str, Rows]) -> dict[str, Means]:
-    """Both methods in one call, with crops and flips and with strong augmentation, by condition."""
-    found = dict[str, Means]()
-    for name, names in AUGMENTATIONS.items():
-        rows = Rows(row for study in names for row in studies.get(study, ()))
-        for condition in rows.conditions():
-            here = Rows(r for r in rows.select(condition=condition) if r.views == 1)
-            ours = [e for e in here.entries() if e.method.variant == RECOMMENDED and e.sampler == ONE_CALL]
-            theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
-            for method, entries in (("standard, the best", theirs), ("DiDiCM", ours)):
-                means = {m: [here.select(e).estimate(m).mean for e in entries] for m in (TOP1, SCALED_NLL)}
-                best = {m: max(values) if m.sign > 0 else min(values) for m, values in means.items()}
-                found.setdefault(_condition(condition), {})[method, name] = best
-    return {condition: means for condition, means in found.items() if len(means) == 2 * len(AUGMENTATIONS)}
-
-
-def _on_augmentation(found: dict[str, Means], other: Path) -> Iterator[str]:
-    """What strong augmentation gains, as one line of advice, and where it does not."""
-    if not found:
-        return
-    gains, winners = list[float](), list[str]()
-    for means in found.values():
-        nll = {who: values[SCALED_NLL] for who, values in means.items()}
-        gains.append(
-            nll["standard, the best", "crops and flips"] - nll["standard, the best", "strong augmentation"]
-        )
-        method, augmentation = min(nll, key=nll.__getitem__)
-        winners.append(f"{method.partition(',')[0]} with {augmentation}")
-    usual = max(set(winners), key=winners.count)
-    verb = "lowers" if min(gains) > 0 else "changes"
-    text = (
-        "- **With some 20 to 200 images per class, augment strongly and train long** (RandAugment, Mixup, "
-        f"CutMix: `didicm train --recipe few --method standard`). On {DATA[CIFAR]} this {verb} the "
-        f"temperature-scaled NLL of the standard classifier by {min(gains):.3f} to {max(gains):.3f}, and {usual} "
-        f"has the lowest of all under {winners.count(usual)} of {len(winners)} conditions "
-        "([table](#crops-and-flips-or-strong-augmentation))."
-    )
-    if (stored := _read(other)) is not None:
-        (plan, rows), raised = stored, 0
-        for condition in rows.conditions():
-            nll = {
-                e.method.variant: rows.select(e, condition).estimate(SCALED_NLL).mean
-                for e in rows.entries()
-                if e.method.baseline
-            }
-            raised += nll["Strong Aug"] > nll["Weak Aug"]
-        text += (
-            f" It is not always a gain: with Mixup and CutMix at an unchanged length, {DATA['fashion-mini']} has "
-            f"a higher one under {raised} of {len(rows.conditions())} conditions "
-            f"([study](#{_anchor(plan.study.title)}))."
-        )
-    yield text
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(",", "").replace(" ", "-")
-
-
-def _on_mask(folder: Path) -> Iterator[str]:
-    """How many labels to mask, as one line of advice."""
-    if (stored := _read(folder)) is None:
-        return
-    rows, best = stored[1], list[str]()
-    for condition in rows.conditions():
-        here = rows.select(condition=condition)
-        entry = min(here.entries(), key=lambda e, here=here: here.select(e).estimate(SCALED_NLL).mean)
-        best.append(f"{entry.method.variant} with {condition}")
-    yield (
-        "- **Why DiDiCM is ahead with few images and behind with many**: seeing labels regularises it, and "
-        "teaches it little about an answer without one. At one length for all, the lowest temperature-scaled NLL "
-        f"has {'; '.join(best)} ([all masked](#masked-labels) is a standard classifier)."
-    )
-
-
-def _write_augmented(found: dict[str, Means]) -> Iterator[str]:
-    """The table of the same."""
-    if not found:
-        return
-    names = dict.fromkeys(name for means in found.values() for _, name in means)
-    heads = [f"{metric.heading}, {name}" for name, metric in product(names, (TOP1, SCALED_NLL))]
-    yield "### Crops and flips, or strong augmentation\n"
-    yield f"| condition | | {' | '.join(heads)} |"
-    yield "|---|---|" + "---:|" * len(heads)
-    for condition, means in found.items():
-        for method in dict.fromkeys(method for method, _ in means):
-            values = [values for (who, _), values in means.items() if who == method]
-            cells = [metric.text(mean) for each in values for metric, mean in each.items()]
-            yield f"| {condition if method != 'DiDiCM' else ''} | {method} | {' | '.join(cells)} |"
-    yield f"\n{DATA[CIFAR]}, one call for an answer; means over the seeds of each study.\n"
-
-
-def _on_aim(found: list[Compared]) -> Iterator[str]:
-    """Whether DiDiCM beats the standard classifier at nearly the same cost of an answer."""
-    yield "### The aim\n"
-    yield (
-        f"At equal training compute and at most {AIM} times the cost of an answer, better NLL and Brier score "
-        "than the tuned standard classifier under every condition, and better top-1 under most:\n"
-    )
-    for entry in dict.fromkeys(str(x.entry) for x in found):
-        mine = [x for x in found if str(x.entry) == entry]
-        better, worse = ({m: sum(x.values[m][2] == sign for x in mine) for m in ADVISED} for sign in (1, -1))
-        costs = [x.training for x in mine if x.training]
-        met = min(better[NLL], better[BRIER]) == len(mine) and better[TOP1] > len(mine) / 2 and max(costs) <= 1
-        counts = "; ".join(f"{m} {better[m]} better, {worse[m]} worse" for m in (TOP1, NLL, BRIER))
-        yield (
-            f"- {entry}: {'met' if met else 'missed'}. Of {len(mine)} conditions, beyond noise: {counts}. Its "
-            f"trainings took {min(costs):.1f} to {max(costs):.1f} times the multiply-adds."
-        )
-    yield ""
 
 
 SUMMARY = "fair-cpu"
@@ -575,7 +186,7 @@ def write_summary(text: str, folder: Path = FOLDER) -> str:
     """README.md with the tuned studies in one table: what stands for each method, by images per class."""
     shown, lines = (TOP1, SCALED_NLL), list[str]()
     for name, entries in SUMMED_UP.items():
-        if (stored := _read(folder / name)) is None:
+        if (stored := read_study(folder / name)) is None:
             continue
         rows = stored[1]
         conditions = rows.conditions()[::-1]
@@ -586,7 +197,7 @@ def write_summary(text: str, folder: Path = FOLDER) -> str:
             for condition, metric in product(conditions, shown):
                 estimate = rows.select(entry, condition).estimate(metric)
                 cells.append("" if estimate is None else show(estimate, metric))
-            label = f"{entry}{_augmentation(name)}"
+            label = f"{entry}{augmentation(name)}"
             lines.append(f"| {label} | {' | '.join(cells)} | {rows.cost_ratio(entry):.1f} |")
     before, begin, rest = text.partition("<!-- results: make results -->\n")
     _, end, after = rest.partition("<!-- end of results -->")
@@ -640,7 +251,7 @@ def _write_repeated(plan: Plan, folder: Path, repeated: Path) -> Iterator[str]:
         {
             f"{x.condition}, {x.entry}: {metric}": x.values[metric][2]
             for several in (False, True)
-            for x in _compare(DATA[plan.data], Rows(r for r in rows if (r.views > 1) == several))
+            for x in compare(DATA[plan.data], Rows(r for r in rows if (r.views > 1) == several))
             for metric in ADVISED
             if x.entry.method.variant == RECOMMENDED
         }

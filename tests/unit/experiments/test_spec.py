@@ -34,6 +34,7 @@ GIVEN = (
     "strong-cpu",
     "strong-labels-cpu",
     "mask-cpu",
+    "mask-strong-cpu",
 )  # on images that do not ship
 SMALL = {
     "name": "mine",

@@ -1,6 +1,6 @@
 """The published page says what the stored results say."""
 
-import importlib.util
+import importlib
 import shutil
 from pathlib import Path
 
@@ -16,10 +16,9 @@ README = DOCS.with_name("README.md")
 
 @pytest.fixture(scope="module")
 def maker():
-    spec = importlib.util.spec_from_file_location("make_results", DOCS / "make_results.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)
+        yield importlib.import_module("make_results")
 
 
 def test_no_number_of_the_results_page_was_typed_in(maker, tmp_path, unrendered):
