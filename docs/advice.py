@@ -384,8 +384,8 @@ def _on_training(folders: list[Path]) -> Iterator[str]:
         ahead.append(nll[theirs] < nll[ours])
     if told:
         yield (
-            f"- **{'A standard classifier' if ahead[0] else 'DiDiCM'} trains faster**: by multiply-adds of the whole "
-            "training, the lowest temperature-scaled NLL of the standard and of the diffusion classifiers is "
+            f"- **{'A standard classifier' if ahead[0] else 'DiDiCM'} trains faster**: by multiply-adds of the "
+            "whole training, the lowest temperature-scaled NLL of the standard and of the diffusion classifiers is "
             f"{'; '.join(told)} ([a quarter of the training](#a-quarter-of-the-training), [training](#training))."
         )
 
