@@ -385,7 +385,7 @@ def _on_training(folders: list[Path]) -> Iterator[str]:
     if told:
         yield (
             f"- **{'A standard classifier' if ahead[0] else 'DiDiCM'} trains faster**: by multiply-adds of the "
-            "whole training, the lowest temperature-scaled NLL of the standard and of the diffusion classifiers is "
+            "whole training, the lowest temperature-scaled NLL of the standard and the diffusion classifiers is "
             f"{'; '.join(told)} ([a quarter of the training](#a-quarter-of-the-training), [training](#training))."
         )
 
