@@ -23,7 +23,7 @@ DiDiCM is better or worse than it beyond the 95 % interval of the difference ove
 such comparisons, five would be marked by chance, and close ones change when a training is repeated ([trained
 again](#trained-again)). T: temperature-scaled.
 """
-OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 6 --out runs/compare` answers it,
+OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it,
   with crops and flips for all methods. DiDiCM as compared here is `didicm train --recipe few`; with crops and
   flips alone, add `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
 """
