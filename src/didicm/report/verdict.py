@@ -180,8 +180,7 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
     """How settings were chosen, and whose best lay at the end of what was tried."""
     first = {(trial.method, trial.condition): trial.settings for trial in trials if trial.number == 0}
     tried = {
-        name: sorted(t.settings[name] / first[t.method, t.condition][name] for t in trials)
-        for name in SEARCHED
+        name: sorted(t.settings[name] / first[t.method, t.condition][name] for t in trials) for name in SEARCHED
     }
     tried = {name: factors for name, factors in tried.items() if factors[0] < factors[-1]}
     told = ", ".join(f"{x[0]:.2g} to {x[-1]:.2g} times its {SEARCHED[name]}" for name, x in tried.items())

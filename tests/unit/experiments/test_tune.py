@@ -118,7 +118,14 @@ def test_an_ensemble_shares_the_trials_of_its_single_classifier(planned):
     trials = trials_of(runs, 3)
     assert [str(trial.method) for trial in trials.values()] == ["one"] * 3
     done = [
-        replace(TRIAL, key=key, condition=trial.condition, number=i, settings={"epochs": 7 + i}, metrics={"cls/NLL": -i})
+        replace(
+            TRIAL,
+            key=key,
+            condition=trial.condition,
+            number=i,
+            settings={"epochs": 7 + i},
+            metrics={"cls/NLL": -i},
+        )
         for i, (key, trial) in enumerate(trials.items())
     ]
     assert {(run.config.epochs, run.networks) for run in next_stage(runs, 3, done).values()} == {(9, 1), (9, 4)}
@@ -137,7 +144,7 @@ def test_the_lowest_held_out_nll_is_chosen_per_method_and_condition():
 
 def test_the_seeds_are_trained_with_what_the_search_chose(tiny, planned, searched):
     trials = read_trials(searched)
-    assert [trial.number for trial in trials] == [0, 0, 1, 1, 2, 2, 4, 4]  # a quarter of two epochs is half of them
+    assert [trial.number for trial in trials] == [0, 0, 1, 1, 2, 2, 4, 4]  # a quarter of 2 epochs is half
     assert all((trial.num_train, trial.num_held_out) == (90, 10) for trial in trials)
     plan, results = read_plan(searched), read_results(searched)
     best = choose(trials)
