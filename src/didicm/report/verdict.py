@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from didicm.experiments.results import Trial
-from didicm.experiments.spec import ONE_CALL, Study
+from didicm.experiments.spec import ONE_CALL, Condition, Study
 from didicm.experiments.tune import choose
 from didicm.report.panels import on_study
 from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
+from didicm.text import count
 
 ENOUGH_SEEDS = 3
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
@@ -178,23 +179,27 @@ def _interval(gap: Estimate, metric: Metric) -> str:
 
 def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
     """How settings were chosen, and whose best lay at the end of what was tried."""
-    first = {(trial.method, trial.condition): trial.settings for trial in trials if trial.number == 0}
-    tried = {
-        name: sorted(t.settings[name] / first[t.method, t.condition][name] for t in trials) for name in SEARCHED
-    }
-    tried = {name: factors for name, factors in tried.items() if factors[0] < factors[-1]}
-    told = ", ".join(f"{x[0]:.2g} to {x[-1]:.2g} times its {SEARCHED[name]}" for name, x in tried.items())
+    first: dict[tuple[str, Condition], Mapping[str, float]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        first.setdefault((trial.method, trial.condition), trial.settings)
+    spans = {}
+    for name, words in SEARCHED.items():
+        pairs = [(trial.settings[name], first[trial.method, trial.condition][name]) for trial in trials]
+        factors = [value / start for value, start in pairs if start]  # weight decay may be none
+        if factors and min(factors) < max(factors):
+            spans[name] = f"{min(factors):.2g} to {max(factors):.2g} times its {words}"
     says = [
-        f"Every method has the best of {study.tune} trials under each condition, by the NLL of held-out training "
-        f"images: {told}."
+        f"Every method has the best of {count(study.tune, 'trial')} under each condition, by the NLL of held-out "
+        f"training images{': ' if spans else ''}{', '.join(spans.values())}."
     ]
     ends = (
         ("epochs", max, "longest training", "more"),
         ("epochs", min, "shortest training", "less"),
         ("optimizer.lr", max, "highest learning rate", "more"),
+        ("optimizer.lr", min, "lowest learning rate", "less"),
     )
     for name, end, what, further in ends:
-        if name not in tried:
+        if name not in spans:
             continue
         found = [
             f"{method} ({condition}, {best.settings[name]:g})"
