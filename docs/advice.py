@@ -16,18 +16,18 @@ ADVICE = """## Which method to use
 
 Every number of this section comes from the studies below in which the length of training, and in some also the
 learning rate and weight decay, were chosen for each method by held-out images (of DiDiCM by its eight steps,
-not by the one call that is compared here). DiDiCM has the network and the loss of recipe `few`: the blocks of
-the standard classifier, half of its labels masked; the studies have its other variants. The standard classifier
-is the best of its variants, chosen for each condition and metric in its favour. **+** and **-** mark where
-DiDiCM is better or worse than it beyond the 95 % interval of the difference over seeds, paired; of a hundred
-such comparisons, five would be marked by chance, and close ones change when a training is repeated ([trained
-again](#trained-again)). T: temperature-scaled.
+not by the one call that is compared here). DiDiCM has the blocks of the standard classifier and half of its
+labels masked, which is recipe `few` with `--mask 0.5` (the recipe masks more); the studies have its other
+variants. The standard classifier is the best of its variants, chosen for each condition and metric in its favour.
+**+** and **-** mark where DiDiCM is better or worse than it beyond the 95 % interval of the difference over
+seeds, paired; of a hundred such comparisons, five would be marked by chance, and close ones change when a
+training is repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
 OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it,
-  with crops and flips for all methods. DiDiCM as compared here is `didicm train --recipe few`; with crops and
-  flips alone, add `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
+  with crops and flips for all methods. DiDiCM as compared here is `didicm train --recipe few --mask 0.5`; with
+  crops and flips alone, add `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
 """
-RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is recipe few
+RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that all tuned studies have
 BRIER = Metric("cls/Brier")
 ADVISED = (TOP1, NLL, SCALED_NLL, BRIER, Metric("cls/Brier", scaled=True))
 ECE = Metric("cal/ECE")
@@ -115,7 +115,7 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
     priced = _priced([folders[0].with_name(name) for name in OPPONENTS])
     yield from _on_prices(priced)
     yield from _on_training([folders[0].with_name(f"{name}-cpu") for name in ("training-short", "training")])
-    yield from _on_mask(folders[0].with_name("mask-cpu"))
+    yield from _on_mask(*(folders[0].with_name(f"{name}-cpu") for name in ("mask", "mask-strong")))
     yield OWN_IMAGES
     for title, compared in found.items():
         yield from _write_compared(title, compared) if compared else ()
@@ -390,7 +390,7 @@ def _on_training(folders: list[Path]) -> Iterator[str]:
         )
 
 
-def _on_mask(folder: Path) -> Iterator[str]:
+def _on_mask(folder: Path, strong: Path) -> Iterator[str]:
     """How many labels to mask, as one line of advice."""
     if (stored := read_study(folder)) is None:
         return
@@ -399,11 +399,26 @@ def _on_mask(folder: Path) -> Iterator[str]:
         here = rows.select(condition=condition)
         entry = min(here.entries(), key=lambda e, here=here: here.select(e).estimate(SCALED_NLL).mean)
         best.append(f"{entry.method.variant} with {condition}")
-    yield (
+    text = (
         "- **Why DiDiCM is ahead with few images and behind with many**: seeing labels regularises it, and "
         "teaches it little about an answer without one. At one length for all, the lowest temperature-scaled NLL "
         f"has {'; '.join(best)} ([all masked](#masked-labels) is a standard classifier)."
     )
+    if stored := read_study(strong):
+        rows, told = stored[1], []
+        for condition in rows.conditions():
+            here = rows.select(condition=condition)
+            values = [
+                f"{here.select(e).estimate(SCALED_NLL).mean:.3f} ({e.method.variant or e.method.name})"
+                for e in here.entries()
+                if e.sampler == ONE_CALL
+            ]
+            told.append(f"{', '.join(values)} with {condition}")
+        text += (
+            " Strong augmentation regularises by itself: one call then has "
+            f"{'; '.join(told)} ([study](#{_anchor(stored[0].study.title)}))."
+        )
+    yield text
 
 
 def _write_augmented(found: dict[str, Means]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ METHODS = {
             "model_args.layout": "resnet",
             "model_args.parameterization": "score",
             "model_args.noise_embedding": "log",
-            "mask": 0.5,
+            "mask": 0.5,  # with crops and flips (study fair-cpu); with mixed images as many as the recipe masks
             "draws_per_image": 1,
             "label_proposal": 0.5,
             "time_sampling": "squared",
@@ -71,13 +72,17 @@ def compare_study(
         chosen.pop("standard-smooth", None)  # the recipe smooths all of them
     if len(chosen) > 1 and not config.model.startswith("didirn"):
         chosen.pop("didicm-few", None)  # its blocks are those of a DiDiRN
+    compared = {name: METHODS[name] for name in chosen}
+    if "didicm-few" in compared and (config.augment.mixup or config.augment.cutmix):
+        few = compared["didicm-few"]
+        compared["didicm-few"] = replace(few, settings={**few.settings, "mask": load_recipe("few").mask})
     conditions = product(resolutions or (None,), fractions, corruptions, label_noises)
     return Study(
         name="comparison",
         title="DiDiCM against a standard classifier",
         question=QUESTION,
         layout="comparison",
-        methods=tuple(METHODS[name] for name in chosen),
+        methods=tuple(compared.values()),
         conditions=tuple(
             dict.fromkeys(Condition(r, f, None if c == "none" else c, noise) for r, f, c, noise in conditions)
         ),
