@@ -61,6 +61,7 @@ ANSWERS = {  # of those studies: variant of the standard classifier or of DiDiCM
     "DiDiCM, 1 call": (False, RECOMMENDED, ONE_CALL),
     "DiDiCM, 8 views": (False, RECOMMENDED, "8 views"),
 }
+SEARCHED = ("fair-cpu", "rates-cpu", *OPPONENTS[1:])  # studies that chose learning rate and weight decay too
 AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
 
 
@@ -111,6 +112,7 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
     yield from _on_backbones(folders[0].with_name("finetune-cpu"))
     yield from _on_calibration(once, often)
     yield from _on_tuning(folders)
+    yield from _on_rates([folders[0].with_name(name) for name in SEARCHED])
     yield from _on_confidence([rows for _, rows in studies])
     priced = _priced([folders[0].with_name(name) for name in OPPONENTS])
     yield from _on_prices(priced)
@@ -214,6 +216,27 @@ def _on_tuning(folders: list[Path]) -> Iterator[str]:
         f"- **Not every peak was reached**: the best length was the longest that was tried {told} of {count} "
         "conditions. More may be better for both."
     )
+
+
+def _on_rates(folders: list[Path]) -> Iterator[str]:
+    """What a length of its own is worth to a method, and what learning rate and weight decay add to that."""
+    by_length, by_rates = list[float](), list[float]()
+    for trials in (read_trials(folder) for folder in folders if read_study(folder)):
+        for kind in dict.fromkeys((t.method, t.condition) for t in trials):
+            own = [t for t in trials if (t.method, t.condition) == kind and t.metrics]
+            start = next(t for t in own if t.number == 0)
+            rates = {name: start.settings[name] for name in start.settings if name != "epochs"}
+            lengths = [t.nll for t in own if rates.items() <= t.settings.items()]
+            if len(lengths) < len(own):
+                by_length.append(start.nll - min(lengths))
+                by_rates.append(min(lengths) - min(t.nll for t in own))
+    if by_rates:
+        more = "less" if fmean(by_rates) < fmean(by_length) else "no less"
+        yield (
+            f"- **Learning rate and weight decay matter {more} than length**: the best of four lengths lowered "
+            f"the NLL on held-out images by {fmean(by_length):.3f} in the mean, learning rate and weight decay by "
+            f"another {fmean(by_rates):.3f}, at most {max(by_rates):.3f} ({len(by_rates)} searches)."
+        )
 
 
 def _on_backbones(folder: Path) -> Iterator[str]:
