@@ -190,7 +190,9 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
     names = "; ".join(spec.name for spec in study.samplers) or "as in its recipe"
     precision = next(iter(runs.values())).config.run.precision
     seconds, disk = sum(need.seconds(speed) for need in costs.values()), sum(need.disk for need in costs.values())
-    search = f"{count(len(trials), 'trial')} of the search, {study.tune} of each kind, then " if trials else ""
+    search = (
+        f"{count(len(trials), 'trial')} of the search, up to {study.tune} of each kind, then " if trials else ""
+    )
     length = ", if the search keeps these epochs" if trials else ""
     devices = options.devices * options.jobs
     notes = [f"{seconds / 3600:,.0f} device-hours"] if seconds >= 3600 else []  # as clusters count

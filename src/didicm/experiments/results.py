@@ -118,6 +118,7 @@ class Plan(_Stored):
     data: str
     settings: dict[str, dict[str, Any]]  # of each training but for run.*, out and seed, by "method, condition"
     runs: dict[str, str]  # label of the method by the key of each run and trial
+    rounds: bool = False  # whether its search goes in rounds, as those of earlier versions did not
 
     def conflict(self, new: "Plan") -> str:
         """What a new plan for the same folder changes, if anything; methods, conditions and seeds may join."""
@@ -126,6 +127,8 @@ class Plan(_Stored):
             return f"held_out is {before.held_out:g}, not {now.held_out:g}"
         if before.tune != now.tune:
             return f"tune is {before.tune}, not {now.tune}"
+        if now.tune > 4 and self.rounds != new.rounds:  # the first four were always the same
+            return "its search is of an earlier version, which drew other trials"
         by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval", "label_noise", "labels"}
         by_condition.update(*map(_leaves, (*before.by_fraction.values(), *now.by_fraction.values())))
         for m, c, other, d in product(before.methods, before.conditions, now.methods, now.conditions):

@@ -168,7 +168,7 @@ def plan_runs(
             raise UserError(f"{same.method} and {run.method} have the same settings: leave one of them out")
     labels = {key: str(run.method) for key, run in runs.items()}
     described = {f"{run.method}, {run.condition}": run.settings for run in runs.values()}
-    return runs, Plan(study, command, data, described, labels)
+    return runs, Plan(study, command, data, described, labels, rounds=True)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,8 @@ def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
         one, epochs = made[run.kind]
         found[key] = replace(one, training=one.training * run.config.epochs / epochs)
         if run.trial is not None:
-            found[key] = replace(found[key], measuring=0.0, disk=FLOAT * one.parameters)
+            training, disk = (x / run.method.members for x in (found[key].training, FLOAT * one.parameters))
+            found[key] = replace(found[key], training=training, measuring=0.0, disk=disk)
     return found
 
 
@@ -284,7 +285,11 @@ def _progress(
 
     with ProgressDisplay(console, sum(work.values()), int(worked()), seconds=QUIET) as display:
         if not console.is_terminal:
-            what = f"{count(len(runs), 'trial')} of the search" if search else count(len(runs), "training")
+            what = (
+                f"{count(len(runs), 'trial')} in this and earlier rounds of the search"
+                if search
+                else count(len(runs), "training")
+            )
             display.print(what + (f", {len(done)} of them done before" if done else ""))
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

@@ -45,22 +45,16 @@ def trials_of(runs: Mapping[str, Run], count: int, done: Iterable[Trial] | None 
     found = None if done is None else {trial.key: trial for trial in done}
     trials: dict[str, Run] = {}
     for trial in _search(runs, count, found):
-        same = trials.setdefault(trial.key, trial)  # an ensemble shares the trials of its single classifier
-        if same.method.members == trial.method.members and str(same.method) != str(trial.method):
-            raise UserError(f"{same} and {trial} are the same training: leave one of these methods out")
+        trials.setdefault(trial.key, trial)  # methods share what is the same training, such as an ensemble's first
     return trials
 
 
 def choose(trials: Iterable[Trial]) -> dict[tuple[str, Condition], Trial]:
-    """The best trial by method and condition; of equals the first."""
+    """The best trial by method and condition; of equals the first, none where all diverged."""
     best: dict[tuple[str, Condition], Trial] = {}
     for trial in sorted(trials, key=lambda trial: (trial.nll, trial.number)):
-        best.setdefault((trial.method, trial.condition), trial)
-    for trial in best.values():
-        if trial.metrics is None:
-            raise UserError(
-                f"every trial of {trial.method}, {trial.condition} diverged: start from a lower optimizer.lr"
-            )
+        if trial.metrics is not None:
+            best.setdefault((trial.method, trial.condition), trial)
     return best
 
 
@@ -74,6 +68,11 @@ def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial]) -> di
         return dict(runs)
     trials = _search(runs, count, found)
     best = choose(replace(found[trial.key], method=str(trial.method)) for trial in trials)
+    for run in runs.values():
+        if run.kind not in best:
+            raise UserError(
+                f"every trial of {run.method}, {run.condition} diverged: start from a lower optimizer.lr"
+            )
     chosen = (_changed(run, best[run.kind].settings) for run in runs.values())
     return {run.key: run for run in chosen}
 
@@ -89,7 +88,9 @@ def _search(runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | No
             for kind, run in kinds.items():
                 settings = {name: value * factor.get(name, 1) for name, value in best[kind][1].items()}
                 settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
-                settings["epochs"] = max(1, round(best[kind][1]["epochs"] * factor.get("epochs", 1)))
+                cycles = run.config.optimizer.snapshots or 1  # which are of equal length
+                epochs = best[kind][1]["epochs"] * factor.get("epochs", 1)
+                settings["epochs"] = max(1, round(epochs / cycles)) * cycles
                 changed = _changed(run, {**settings, "seed": SEED})
                 trials.append(replace(changed, seed=SEED, trial=number))
             number += 1

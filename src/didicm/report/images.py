@@ -154,11 +154,11 @@ def errors(one: Pictures, other: Pictures, entries: Sequence[Entry]) -> Figure |
 
 
 def show_image(axes: Axes, image: Any, title: str) -> None:
-    """An image of any size, small ones as sharp pixels; a long title takes several lines and is whole."""
+    """An image of any size, small ones as sharp pixels; a long title takes several lines."""
     pixels = np.asarray(image)
     smooth = "nearest" if max(pixels.shape[:2]) < 128 else "antialiased"
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation=smooth)
-    axes.set_title(fill(readable(title), 18), fontsize=9, loc="center")
+    axes.set_title(fill(shorten(title, 108), 18), fontsize=9, loc="center")
     axes.set(xticks=[], yticks=[])
     axes.grid(False)
     for spine in axes.spines.values():

@@ -166,13 +166,14 @@ def search_table(trials: Sequence[Trial], conditions: Sequence[Condition]) -> Ta
                 found = ["diverged", ""]
                 if trial.metrics is not None:
                     found = [NLL.text(trial.nll), TOP1.text(trial.metrics[TOP1.name])]
-                chosen = "chosen" if best[trial.method, condition] is trial else ""
+                chosen = "chosen" if best.get((trial.method, condition)) is trial else ""
                 searched = [f"{value:g}" for value in trial.settings.values()]
                 body.append([f"  {trial.method}, trial {trial.number}", *searched, *found, chosen])
     header = ["", "epochs", "learning rate", "weight decay", "held-out NLL", "top-1 %", " "]
     held_out = ", ".join(map(str, sorted({trial.num_held_out for trial in trials})))
     note = (
-        "as many trials for every method, the first with its settings as they are; judged by the "
+        "as many trials for every method, the first with its settings as they are; what two methods share "
+        "is listed once; judged by the "
         f"NLL of held-out training images as trained ({held_out} images); no trial has met a test image"
     )
     return Table("Search", header, body, note, ("top-1 %",))

@@ -189,26 +189,24 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
         if factors and min(factors) < max(factors):
             spans[name] = f"{min(factors):.2g} to {max(factors):.2g} times its {words}"
     says = [
-        f"Every method has the best of {count(study.tune, 'trial')} under each condition, by the NLL of held-out "
-        f"training images{': ' if spans else ''}{', '.join(spans.values())}."
+        f"Every method has the best of up to {count(study.tune, 'trial')} under each condition, by the NLL of "
+        f"held-out training images{': ' if spans else ''}{', '.join(spans.values())}."
     ]
-    ends = (
-        ("epochs", max, "longest training", "more"),
-        ("epochs", min, "shortest training", "less"),
-        ("optimizer.lr", max, "highest learning rate", "more"),
-        ("optimizer.lr", min, "lowest learning rate", "less"),
-    )
-    for name, end, what, further in ends:
-        if name not in spans:
-            continue
-        found = [
-            f"{method} ({condition}, {best.settings[name]:g})"
-            for (method, condition), best in choose(trials).items()
-            if best.settings[name]
-            == end(t.settings[name] for t in trials if (t.method, t.condition) == (method, condition))
-        ]
-        if found:
-            says.append(f"Best at the {what} that was tried, so {further} may be better: {'; '.join(found)}.")
+    ends = (("longest", "shortest"), ("highest", "lowest"), ("highest", "lowest"))
+    for (name, words), names in zip(SEARCHED.items(), ends, strict=True):
+        what = "training" if name == "epochs" else words
+        for end, extreme, further in zip((max, min), names, ("more", "less"), strict=True):
+            found = []
+            for (method, condition), best in choose(trials).items():
+                value, start = best.settings[name], first[method, condition][name]
+                tried = {t.settings[name] for t in trials if (t.method, t.condition) == (method, condition)}
+                # Of rates, the usual one is no end: what lies beside it on one side alone was hardly searched.
+                if len(tried) > 1 and value == end(tried) and (name == "epochs" or value != start):
+                    found.append(f"{method} ({condition}, {value:g})")
+            if found:
+                says.append(
+                    f"Best at the {extreme} {what} that was tried, so {further} may be better: {'; '.join(found)}."
+                )
     return says
 
 

@@ -51,6 +51,17 @@ def test_mixed_precision_halves_activations_and_several_devices_share_them(plan)
         assert one / 2 < two < 0.75 * one
 
 
+@pytest.mark.parametrize("first", [1, 4])
+def test_trials_of_an_ensemble_train_one_member(plan, first):
+    members = sorted([1, 4], reverse=first == 4)
+    methods = [{"name": f"of {n}", "method": "standard", "members": n} for n in members]
+    runs = plan(methods=methods, settings={"image.channels": 1, "epochs": 8, "batch_size": 50}, fractions=[0.5])
+    trials = trials_of(runs, 1)
+    costs = forecast({**runs, **trials})
+    single = next(key for key, run in runs.items() if run.method.members == 1)
+    assert [costs[key].training for key in trials] == [pytest.approx(costs[single].training)]
+
+
 def test_trials_take_in_proportion_to_their_epochs_and_measure_nothing(plan):
     runs = plan(settings={"image.channels": 1, "epochs": 8, "batch_size": 50}, fractions=[0.5])
     trials = trials_of(runs, 4)

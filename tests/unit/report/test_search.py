@@ -67,19 +67,21 @@ def test_the_curve_has_the_best_trial_of_each_length_with_the_peak_in_a_ring(stu
 
 
 def test_it_says_what_trials_differ_in_and_whose_best_lay_at_the_end_of_what_was_tried(study, trials):
-    how, longest, shortest, highest, lowest = on_search(study, trials)
-    assert "the best of 5 trials under each condition" in how
+    how, longest, shortest, highest = on_search(study, trials)
+    assert "the best of up to 5 trials under each condition" in how
     assert how.endswith("images: 0.27 to 2 times its epochs, 1 to 5 times its learning rate.")
     assert longest.endswith(f"so more may be better: DiDiCM, score ({EASY}, 60).")
     assert shortest.endswith(f"so less may be better: standard ({HARD}, 8).")
     assert highest.startswith("Best at the highest learning rate that was tried")
     assert f"standard ({EASY}, 0.025)" in highest
-    assert lowest.endswith(f"that was tried, so less may be better: DiDiCM, score ({HARD}, 0.005).")
+    assert f"DiDiCM, score ({HARD}" not in highest  # whose best has the usual rate
 
 
 def test_a_search_of_one_trial_or_without_weight_decay_is_told_too(study, trials):
     (only,) = on_search(replace(study, tune=1), [trial for trial in trials if trial.number == 0])
-    assert only.endswith("has the best of 1 trial under each condition, by the NLL of held-out training images.")
+    assert only.endswith(
+        "has the best of up to 1 trial under each condition, by the NLL of held-out training images."
+    )
     none = [replace(trial, settings={**trial.settings, "optimizer.weight_decay": 0.0}) for trial in trials]
     assert on_search(study, none) == on_search(study, trials)
 
