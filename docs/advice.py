@@ -11,17 +11,18 @@ from didicm.experiments.results import Plan, read_plan, read_results, read_trial
 from didicm.experiments.spec import ONE_CALL, Condition
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
 from didicm.report.tables import NORMALIZED_AURC
+from didicm.text import count
 
 ADVICE = """## Which method to use
 
-Every number of this section comes from the studies below in which the length of training, and in some also the
+Who is ahead, and the tables: from the studies below in which the length of training, and in some also the
 learning rate and weight decay, were chosen for each method by held-out images (of DiDiCM by its eight steps,
-not by the one call that is compared here). DiDiCM has the blocks of the standard classifier and half of its
-labels masked, which is recipe `few` with `--mask 0.5` (the recipe masks more); the studies have its other
-variants. The standard classifier is the best of its variants, chosen for each condition and metric in its favour.
-**+** and **-** mark where DiDiCM is better or worse than it beyond the 95 % interval of the difference over
-seeds, paired; of a hundred such comparisons, five would be marked by chance, and close ones change when a
-training is repeated ([trained again](#trained-again)). T: temperature-scaled.
+not by the one call that is compared here); other lines name their study. DiDiCM has the blocks of the standard
+classifier and half of its labels masked, which is recipe `few` with `--mask 0.5` (the recipe masks more); the
+studies have its other variants. The standard classifier is the best of its variants, chosen for each condition
+and metric in its favour. **+** and **-** mark where DiDiCM is better or worse than it beyond the 95 % interval of
+the difference over seeds, paired; of a hundred such comparisons, five would be marked by chance, and close ones
+change when a training is repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
 OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it,
   with crops and flips for all methods. DiDiCM as compared here is `didicm train --recipe few --mask 0.5`; with
@@ -369,8 +370,8 @@ def _on_augmentation(found: dict[str, Means], other: Path) -> Iterator[str]:
         "- **With some 20 to 200 images per class, augment strongly and train long** (RandAugment, Mixup, "
         f"CutMix: `didicm train --recipe few --method standard`). On {DATA[CIFAR]} this {verb} the "
         f"temperature-scaled NLL of the standard classifier by {min(gains):.3f} to {max(gains):.3f}, and {usual} "
-        f"has the lowest of all under {winners.count(usual)} of {len(winners)} conditions "
-        "([table](#crops-and-flips-or-strong-augmentation))."
+        f"has the lowest of the four in the [table](#crops-and-flips-or-strong-augmentation) under "
+        f"{winners.count(usual)} of {len(winners)} conditions (DiDiCM with half of its labels masked)."
     )
     if (stored := read_study(other)) is not None:
         (plan, rows), raised = stored, 0
@@ -403,13 +404,14 @@ def _on_training(folders: list[Path]) -> Iterator[str]:
             for side in (True, False)
         )
         cost = rows.training_cost() or 0
-        told.append(f"{theirs} {nll[theirs]:.3f} and {ours} {nll[ours]:.3f} with {cost / 1e9:.0f} G")
+        told.append(f"{theirs} {nll[theirs]:.3f} and {ours} {nll[ours]:.3f} with {cost / 1e9:.0f} billion")
         ahead.append(nll[theirs] < nll[ours])
     if told:
         yield (
-            f"- **{'A standard classifier' if ahead[0] else 'DiDiCM'} trains faster**: by multiply-adds of the "
-            "whole training, the lowest temperature-scaled NLL of the standard and the diffusion classifiers is "
-            f"{'; '.join(told)} ([a quarter of the training](#a-quarter-of-the-training), [training](#training))."
+            f"- **{'A standard classifier' if ahead[0] else 'DiDiCM'} trains faster**: the lowest "
+            "temperature-scaled NLL of the standard classifiers (one call) and of the diffusion classifiers (eight "
+            f"steps) is {'; '.join(told)} multiply-adds of training ([a quarter of the "
+            "training](#a-quarter-of-the-training), [training](#training))."
         )
 
 
@@ -505,20 +507,19 @@ def _on_prices(found: Priced) -> Iterator[str]:
     told = []
     for name in (name for name in ANSWERS if name != "standard"):
         pairs = [(place["standard"][0], place[name]) for place in found.values() if name in place]
-        changes = [nll - standard for standard, (nll, _) in pairs]
-        told.append(
-            f"{name} {min(changes):+.3f} to {max(changes):+.3f} ({_range([cost for _, (_, cost) in pairs])})"
-        )
+        changes = sorted({f"{nll - standard:+.3f}" for standard, (nll, _) in pairs}, key=float)
+        prices = _range([cost for _, (_, cost) in pairs])
+        told.append(f"{name} {' to '.join(dict.fromkeys((changes[0], changes[-1])))} (price {prices})")
     yield (
-        "- **What a higher price of inference buys**, relative to one call of the standard classifier, with right "
-        f"and with wrong labels, in temperature-scaled NLL (and in multiply-adds): {'; '.join(told)} "
-        "([table](#answers-at-other-prices))."
+        f"- **What a higher price buys** under {count(len(found), 'condition')}, relative to one call of the standard "
+        "classifier, in temperature-scaled NLL; the price is in multiply-adds of inference, and each member of an "
+        f"ensemble is a training of its own: {'; '.join(told)} ([table](#answers-at-other-prices))."
     )
 
 
 def _range(costs: list[float]) -> str:
     low, high = f"{min(costs):.1f}", f"{max(costs):.1f}"
-    return f"{low} x" if low == high else f"{low} to {high} x"
+    return low if low == high else f"{low} to {high}"
 
 
 def _write_prices(found: Priced) -> Iterator[str]:

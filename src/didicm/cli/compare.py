@@ -86,7 +86,7 @@ class CompareOptions(StudyOptions):
         fractions: fractions of the training images, such as 1,0.5,0.25; whole numbers from 2 are images per class
         corruptions: corruptions of all images, such as none,noise:3,blur:2+jpeg:4
         label_noises: shares of wrong training labels, such as 0,0.2,0.4, or files of confusion matrices
-        methods: methods to compare; didicm-few, the network and loss of recipe few, is for a DiDiRN alone
+        methods: methods to compare; didicm-few, the network of recipe few, is for a DiDiRN alone
         seeds: trainings per method and condition
         epochs: epochs of every training; by default the recipe's
         steps: steps of DiDiCM's sampler; by default the recipe's

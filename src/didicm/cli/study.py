@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     console = SafeConsole(soft_wrap=True)
     if not options.name:
         for name in list_studies():
-            console.print(f"{name:22}{load_study(name).question}")
+            console.print(f"{name:24}{load_study(name).question}")
         return 0
     study = load_study(options.name)
     if options.tune is not None:

@@ -26,7 +26,7 @@ METHODS = {
         "DiDiCM", "score", settings={"model_args.parameterization": "score", "mask": 0.0}
     ),
     "didicm-posterior": Method("DiDiCM", "posterior", settings={"model_args.parameterization": "posterior"}),
-    "didicm-few": Method(  # network and loss of recipe few, with the augmentation and length of the others
+    "didicm-few": Method(  # network of recipe few, with the augmentation and length of the others
         "DiDiCM",
         "ResNet blocks",
         settings={
