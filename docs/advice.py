@@ -409,7 +409,7 @@ def _on_training(folders: list[Path]) -> Iterator[str]:
     if told:
         yield (
             f"- **{'A standard classifier' if ahead[0] else 'DiDiCM'} trains faster**: the lowest "
-            "temperature-scaled NLL of the standard classifiers (one call) and of the diffusion classifiers (eight "
+            "temperature-scaled NLL of the standard classifiers (one call) and the diffusion classifiers (eight "
             f"steps) is {'; '.join(told)} multiply-adds of training ([a quarter of the "
             "training](#a-quarter-of-the-training), [training](#training))."
         )
@@ -511,8 +511,8 @@ def _on_prices(found: Priced) -> Iterator[str]:
         prices = _range([cost for _, (_, cost) in pairs])
         told.append(f"{name} {' to '.join(dict.fromkeys((changes[0], changes[-1])))} (price {prices})")
     yield (
-        f"- **What a higher price buys** under {count(len(found), 'condition')}, relative to one call of the standard "
-        "classifier, in temperature-scaled NLL; the price is in multiply-adds of inference, and each member of an "
+        f"- **What a higher price buys** under {count(len(found), 'condition')}, relative to one call of the "
+        "standard classifier, in temperature-scaled NLL; the price is in multiply-adds of inference, and each member of an "
         f"ensemble is a training of its own: {'; '.join(told)} ([table](#answers-at-other-prices))."
     )
 
