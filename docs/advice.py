@@ -512,8 +512,8 @@ def _on_prices(found: Priced) -> Iterator[str]:
         told.append(f"{name} {' to '.join(dict.fromkeys((changes[0], changes[-1])))} (price {prices})")
     yield (
         f"- **What a higher price buys** under {count(len(found), 'condition')}, relative to one call of the "
-        "standard classifier, in temperature-scaled NLL; the price is in multiply-adds of inference, and each member of an "
-        f"ensemble is a training of its own: {'; '.join(told)} ([table](#answers-at-other-prices))."
+        "standard classifier, in temperature-scaled NLL; the price is in multiply-adds of inference, and each "
+        f"member of an ensemble is a training of its own: {'; '.join(told)} ([table](#answers-at-other-prices))."
     )
 
 
