@@ -62,7 +62,7 @@ ANSWERS = {  # of those studies: variant of the standard classifier or of DiDiCM
     "DiDiCM, 1 call": (False, RECOMMENDED, ONE_CALL),
     "DiDiCM, 8 views": (False, RECOMMENDED, "8 views"),
 }
-SEARCHED = ("fair-cpu", "rates-cpu", *OPPONENTS[1:])  # studies that chose learning rate and weight decay too
+SEARCHED = ("fair-cpu", *OPPONENTS[1:])  # studies that chose learning rate and weight decay too
 AIM = 1.3  # times the multiply-adds of the standard classifier, at most, for an answer
 
 

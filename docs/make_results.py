@@ -40,7 +40,6 @@ FOLDER = Path(__file__).parent / "results"
 ORDER = (
     "fair",
     "strong",
-    "rates",
     "breadth",
     "classes",
     "labels",

@@ -27,7 +27,6 @@ GIVEN = (
     "training-cpu",
     "training-short-cpu",
     "times-cpu",
-    "rates-cpu",
     "ensembles-labels-cpu",
     "breadth-cpu",
     "classes-cpu",
