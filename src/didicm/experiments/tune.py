@@ -21,7 +21,7 @@ from didicm.values import override
 SEED = 1_000_000  # of the search; seeds of runs count from 0, and are few
 LENGTHS = (1.0, 0.5, 2.0, 0.25)  # as a factor of the epochs
 SPREADS = {"optimizer.lr": 2.5, "optimizer.weight_decay": 5.0}  # the largest factor, up and down
-SEARCHED = ("epochs", *SPREADS)
+SEARCHED = {"epochs": "epochs", "optimizer.lr": "learning rate", "optimizer.weight_decay": "weight decay"}
 
 
 def search_rounds(count: int) -> list[list[dict[str, float]]]:

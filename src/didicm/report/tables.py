@@ -8,7 +8,7 @@ from rich.text import Text
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import Condition
-from didicm.experiments.tune import choose
+from didicm.experiments.tune import SEARCHED, choose
 from didicm.report.panels import Panel, baselines_of, column_name
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Estimate, Metric, Rows
 from didicm.text import readable
@@ -169,7 +169,7 @@ def search_table(trials: Sequence[Trial], conditions: Sequence[Condition]) -> Ta
                 chosen = "chosen" if best.get((trial.method, condition)) is trial else ""
                 searched = [f"{value:g}" for value in trial.settings.values()]
                 body.append([f"  {trial.method}, trial {trial.number}", *searched, *found, chosen])
-    header = ["", "epochs", "learning rate", "weight decay", "held-out NLL", "top-1 %", " "]
+    header = ["", *SEARCHED.values(), "held-out NLL", "top-1 %", " "]
     held_out = ", ".join(map(str, sorted({trial.num_held_out for trial in trials})))
     note = (
         "as many trials for every method, the first with its settings as they are; what two methods share "

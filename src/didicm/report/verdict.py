@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import ONE_CALL, Condition, Study
-from didicm.experiments.tune import choose
+from didicm.experiments.tune import SEARCHED, choose
 from didicm.report.panels import on_study
 from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 from didicm.text import count
 
 ENOUGH_SEEDS = 3
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
-SEARCHED = {"epochs": "epochs", "optimizer.lr": "learning rate", "optimizer.weight_decay": "weight decay"}
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
@@ -200,7 +199,7 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
             for (method, condition), best in choose(trials).items():
                 value, start = best.settings[name], first[method, condition][name]
                 tried = {t.settings[name] for t in trials if (t.method, t.condition) == (method, condition)}
-                # Of rates, the usual one is no end: what lies beside it on one side alone was hardly searched.
+                # A usual rate is at an end only where one side of it was not searched.
                 if len(tried) > 1 and value == end(tried) and (name == "epochs" or value != start):
                     found.append(f"{method} ({condition}, {value:g})")
             if found:
