@@ -35,11 +35,7 @@ def main(runs: Path) -> None:
     """Train what is missing, measure, and store the numbers of each seed."""
     for seed in SEEDS:
         base = [f"--data={DATA}", "--recipe=small", "--fraction=0.25", f"--seed={seed}", *SETTINGS]
-        score = [
-            "--model-args.parameterization=score",
-            "--time-sampling=squared",
-            "--model-args.noise-embedding=log",
-        ]
+        score = ["--model-args.parameterization=score", "--model-args.noise-embedding=log"]
         places = {name: runs / f"{name}-{seed}" for name in ("teacher", "same", "standard", "labels")}
         asked = [f"--teacher-sampler.{name}={value}" for name, value in TEACHER.items()]
         mixed = ["--augment.mixup=0.5", *asked]

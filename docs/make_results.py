@@ -77,6 +77,9 @@ images. What can be compared is who is ahead, and whether the lead grows where i
 """
 
 
+NO_LONGER = "squared times (more of them early), which are no longer an option"
+UNIFORM = "Run again, it has uniform ones, which are [as good](#times-to-train-at)."
+
 OUTLIERS = "outliers"
 OUTLIERS_HEAD = """## Foreign images
 
@@ -122,7 +125,7 @@ DISTILL_HEAD = """## One call
 
 `didicm distill` on a quarter of fashion-mini at 14 px, with Mixup; the standard classifier beside it learnt from
 the labels. The teacher trained for 120 epochs, all others for 60; the student with the same network starts from
-the teacher's weights.
+the teacher's weights. Both had squared times, which are [no longer an option](#times-to-train-at).
 """
 
 HUMAN = "human"
@@ -216,14 +219,24 @@ def _write_study(plan: Plan, rows: Rows, folder: Path) -> str:
     parts = [f"## {study.title}", "", f"*{study.question}*", ""]
     parts += [f"Predicted: {study.prediction}\n"] if study.prediction else []
     parts += [f"Note: {study.note}\n"] if study.note else []
-    missing = [str(c) for c in load_study(study.name).conditions if c not in study.conditions]
+    ships = study.name in list_studies()
+    missing = [str(c) for c in load_study(study.name).conditions if c not in study.conditions] if ships else []
     parts += [f"Not run yet: {'; '.join(missing)}.\n"] if missing else []
+    squared = {x for x, settings in plan.settings.items() if settings.get("time_sampling") == "squared"}
+    who = [
+        str(method)
+        for method in study.methods
+        if not method.baseline and any(f"{method}, {condition}" in squared for condition in study.conditions)
+    ]
+    if who and ships:
+        parts.append(f"{'; '.join(who)}: trained with {NO_LONGER}. {UNIFORM}\n")
     parts += [*(f"- {sentence}" for sentence in verdict(study, rows, trials)), ""]
     parts += [f"![{figure.title}](results/{folder.name}/{figure.file})\n" for figure in figures]
     tables = make_tables(study, rows)
     tables = tables[: -2 if len(tables) > 2 else -1]  # what stands in the study's layout
     parts += [table.to_markdown().replace("## ", "### ", 1) for table in tables]
-    return "\n".join([*parts, "Run it again:", "", "```sh", _command(plan), "```", ""])
+    again = ["Run it again:", "", "```sh", _command(plan), "```"]
+    return "\n".join([*parts, *(again if ships else [f"It was about {NO_LONGER}."]), ""])
 
 
 def _write_repeated(plan: Plan, folder: Path, repeated: Path) -> Iterator[str]:

@@ -211,8 +211,8 @@ def _describe(classifier: Classifier) -> dict[str, Any]:
     return {**described, "objective": classifier.objective}
 
 
-_LATER = ("time_sampling", "mask")  # of diffusion classifiers; older models have the defaults
-_GONE = ("stratified_time",)  # stored for a while; it mattered in training alone
+_LATER = ("mask",)  # of diffusion classifiers; older models have the default
+_GONE = ("stratified_time", "time_sampling")  # stored for a while; they mattered in training alone
 _SHARED = ("kind", "model", "schedule", "draws_per_image", "views")
 _KEYS = {
     "diffusion": {*_SHARED, "label_proposal", "sampler", *_LATER, *_GONE},

@@ -17,7 +17,7 @@ from didicm.diffusion import (
     score_entropy,
 )
 from didicm.diffusion import Sampler as Sampler
-from didicm.diffusion.loss import TimeSampling, sample_time
+from didicm.diffusion.loss import sample_time
 from didicm.diffusion.process import at_least_float32, log_marginal
 from didicm.diffusion.sampler import Views, allowed
 from didicm.diffusion.sampling import Callback
@@ -121,7 +121,6 @@ class DiffusionClassifier(Classifier):
         sampler: Sampler | None = None,
         draws_per_image: int = 1,
         label_proposal: float = 0.0,
-        time_sampling: TimeSampling = "uniform",
         mask: float = 0.0,
     ) -> None:
         if not isinstance(model, ScoreFunction):
@@ -133,7 +132,6 @@ class DiffusionClassifier(Classifier):
         self.process = process or UniformProcess(self.num_classes)
         self.sampler = sampler or Sampler()
         self.label_proposal = label_proposal
-        self.time_sampling: TimeSampling = coerce(time_sampling, TimeSampling, "time_sampling")
         self.mask: float = coerce(mask, Annotated[float, Range(0, 1)], "mask")
         if self.process.num_classes != self.num_classes:
             raise ValueError(f"the model has {self.num_classes} classes, the process {self.process.num_classes}")
@@ -160,7 +158,7 @@ class DiffusionClassifier(Classifier):
         masked, u_time = u[:, 0] < self.mask, u[:, 0]
         if self.mask:  # what is left of the number is uniform again
             u_time = ((u_time - self.mask) / max(1 - self.mask, 1e-9)).clamp(0, 1)
-        t, weight = sample_time(u_time, self.time_sampling)
+        t = sample_time(u_time)
         label_proposal = self.process.schedule.lost(t).clamp_min(self.label_proposal)
         label = self.process.sample_label(target, t, u[:, 1:], label_proposal)
         features = self._network.encode(image)
@@ -171,8 +169,6 @@ class DiffusionClassifier(Classifier):
         losses = score_entropy(log_score, label, target, t, self.process)
         if self.label_proposal:
             losses = losses * self.process.label_weight(target, label, t, label_proposal)
-        if weight is not None:
-            losses = losses * weight
         if self.mask:
             losses = torch.where(masked, F.cross_entropy(log_score, target, reduction="none"), losses)
         return losses.view(len(image), -1).mean(1)
@@ -246,7 +242,7 @@ class StandardClassifier(Classifier):
             return (target * each).sum(-1)
         if self.process is None:
             return F.cross_entropy(logits, target, reduction="none")
-        t, _ = sample_time(u[..., 0].T)  # draws first: they share the images' targets
+        t = sample_time(u[..., 0].T)  # draws first: they share the images' targets
         log_q = log_marginal(logits.log_softmax(-1).expand(*t.shape, -1), self.process.schedule.total(t))
         return marginal_score_entropy(log_q, target, t, self.process).mean(0)
 

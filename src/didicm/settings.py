@@ -13,7 +13,6 @@ from didicm.data import Augment
 from didicm.data.corruptions import LabelNoise
 from didicm.data.picture import MOST_CHANNELS
 from didicm.data.transforms import CropPct, Interpolation
-from didicm.diffusion.loss import TimeSampling
 from didicm.errors import UserError, did_you_mean
 from didicm.values import (
     Amount,
@@ -33,6 +32,8 @@ from didicm.values import (
 )
 
 RECIPES = Path(__file__).with_name("recipes")
+# Settings of earlier versions that mattered in training alone, and what all trainings have now.
+GONE = {"stratified_time": False, "time_sampling": "uniform"}
 
 # Settings that change how a run is carried out but not what comes out: a resumed run may have others.
 CHANGEABLE_ON_RESUME = tuple(
@@ -137,7 +138,6 @@ class TrainConfig(Settings):
         feature_views: with a frozen backbone, augmented views of every image whose features are computed once; 0
             computes them in every step
         label_proposal: least share of noisy labels drawn from all classes, with importance weights; 0 is the paper
-        time_sampling: uniform as in the paper, or squared: more draws at little noise, with importance weights
         mask: share of the draws whose label is masked, which train the answer without a label by cross-entropy: 0
             is DiDiCM, 1 a standard classifier (with sampler.method readout)
         teacher: a run or model directory whose posteriors of the augmented and mixed images are the targets
@@ -166,7 +166,6 @@ class TrainConfig(Settings):
     draws_per_image: Few = 1
     feature_views: Annotated[int, Range(0, 1000)] = 8
     label_proposal: Annotated[float, Range(0, 1)] = 0.0
-    time_sampling: TimeSampling = "uniform"
     mask: Annotated[float, Range(0, 1)] = 0.0
     teacher: str | None = None
     teacher_sampler: Mapping[str, Any] = field(default_factory=dict)
@@ -222,7 +221,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_config(path: Path) -> TrainConfig:
     """Settings as a run stored them."""
     stored = read_yaml(path)
-    stored.pop("stratified_time", None)  # an option for a while; it mattered in training alone
+    for name in GONE:
+        stored.pop(name, None)
     try:
         return override(TrainConfig(), stored)
     except UserError as error:

@@ -20,6 +20,7 @@ from didicm import (
 from didicm.diffusion import Exponential, Geometric
 from didicm.models import ScoreModel, list_models
 from didicm.settings import read_config
+from didicm.training.state import resume
 
 SMALL = {"num_classes": 4, "width": 0.125}
 NAMES = ["T-shirt", "große Hose", "猫", "dress"]
@@ -44,7 +45,6 @@ def classifiers():
             Sampler("cl", steps=3, chains=5, solver="euler", average="one-hot", seed=3),
             draws_per_image=4,
             label_proposal=0.5,
-            time_sampling="squared",
             mask=0.5,
         ),
         "standard": StandardClassifier(baseline, "binary-cross-entropy"),
@@ -76,7 +76,6 @@ def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
         "objective",
         "draws_per_image",
         "label_proposal",
-        "time_sampling",
         "mask",
     ):
         assert getattr(again, key, None) == getattr(classifier, key, None)
@@ -88,12 +87,16 @@ def test_a_model_and_a_run_that_name_an_option_of_the_past_are_read(tmp_path):
     save(classifiers()["everything set"], tmp_path / "model", class_names=NAMES, transform=TRANSFORM)
     stored = tmp_path / "model" / "config.json"
     config = json.loads(stored.read_text())
-    config["stratified_time"] = True  # mattered in training alone
+    config |= {"stratified_time": True, "time_sampling": "squared"}  # mattered in training alone
     stored.write_text(json.dumps(config))
     assert load(tmp_path / "model").classifier.mask == 0.5
     stored = tmp_path / "config.yaml"
-    stored.write_text("epochs: 7\nstratified_time: true\n")
+    stored.write_text("epochs: 7\nstratified_time: false\ntime_sampling: squared\n")
     assert read_config(stored).epochs == 7
+    with pytest.raises(UserError, match="has time_sampling squared, which is no longer an option"):
+        resume(tmp_path, read_config(stored))
+    stored.write_text("epochs: 7\nstratified_time: false\ntime_sampling: uniform\n")
+    assert resume(tmp_path, read_config(stored)).epochs == 7
 
 
 @pytest.mark.parametrize("name", list_models())

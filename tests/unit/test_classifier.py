@@ -44,7 +44,6 @@ ALL = {
     "score": diffusion,
     "posterior": lambda: diffusion(parameterization="posterior"),
     "draws": lambda: diffusion(draws_per_image=3, label_proposal=0.5),
-    "times": lambda: diffusion(time_sampling="squared", draws_per_image=2),
     "masked": lambda: diffusion(mask=0.5, parameterization="posterior"),
     "backbone": lambda: backbone(draws_per_image=4),
     "cross-entropy": standard,
@@ -178,15 +177,6 @@ def test_importance_sampled_labels_leave_the_mean_and_lower_the_spread():
     error = ((paper.var() + ours.var()) / 1500).sqrt()
     assert (paper.mean() - ours.mean()).abs() < 4 * error
     assert ours.std() < 0.7 * paper.std()
-
-
-def test_squared_times_leave_the_mean_of_the_loss():
-    uniform, squared = (
-        repeated_losses(diffusion(label_proposal=0.5, time_sampling=sampling), 1500)
-        for sampling in ("uniform", "squared")
-    )
-    error = ((uniform.var() + squared.var()) / 1500).sqrt()
-    assert (uniform.mean() - squared.mean()).abs() < 4 * error
 
 
 @pytest.mark.parametrize("make", [diffusion, backbone])
@@ -433,7 +423,6 @@ def test_networks_of_ones_own_are_welcome():
         ),
         (lambda: diffusion(draws_per_image=0), "draws_per_image must be at least 1"),
         (lambda: diffusion(label_proposal=1.0), "label_proposal must lie in"),
-        (lambda: diffusion(time_sampling="cubed"), "time_sampling must be one of uniform, squared"),
         (lambda: diffusion(mask=1.5), r"mask must be .*1\.5"),
         (lambda: diffusion(mask=1), "with mask 1 .* set sampler readout"),
         (lambda: DiffusionClassifier(OwnScore(), mask=0.5), "OwnScore cannot answer: leave it out"),

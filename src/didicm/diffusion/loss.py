@@ -4,14 +4,10 @@ The losses are written as sums of s (e^d - 1 - d), with d the error of a log-rat
 zero for a perfect prediction, and nothing cancels, so float32 is enough down to t = 1e-5.
 """
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import Tensor
 
 from didicm.diffusion.process import UniformProcess, at_least_float32
-
-TimeSampling: TypeAlias = Literal["uniform", "squared"]
 
 # Earliest time in training: closer to 0 the true ratios leave float32.
 MIN_TIME = 1e-5
@@ -21,14 +17,9 @@ LARGEST_LOG_SCORE, MARGIN = 20.0, 5.0
 FARTHEST = 1e20  # beyond this even the tangent would leave float32
 
 
-def sample_time(u: Tensor, sampling: TimeSampling = "uniform") -> tuple[Tensor, Tensor | None]:
-    """Times (...) of uniform numbers (...), and the weights (...) of their losses; None where all weigh the same.
-
-    `squared` draws more times at little noise, where losses vary most, and its weights keep the mean as it is.
-    """
-    if sampling == "uniform":
-        return MIN_TIME + (1 - MIN_TIME) * u, None
-    return MIN_TIME + (1 - MIN_TIME) * u.square(), 2 * u
+def sample_time(u: Tensor) -> Tensor:
+    """Times (...) of uniform numbers (...)."""
+    return MIN_TIME + (1 - MIN_TIME) * u
 
 
 def score_entropy(log_score: Tensor, label: Tensor, target: Tensor, t: Tensor, process: UniformProcess) -> Tensor:

@@ -20,6 +20,7 @@ from didicm.experiments.migrate import OLD_PLAN, migrate_plan, migrate_result
 from didicm.experiments.spec import Condition, Study
 from didicm.experiments.study_file import make_study
 from didicm.files import parse_json, read_json, to_json, write_files, writing
+from didicm.settings import GONE
 from didicm.values import Count, Natural, NonNegative, Positive, Settings, coerce
 
 FORMAT = 2
@@ -136,7 +137,7 @@ class Plan(_Stored):
                 continue  # nothing in common
             own = {*_leaves(m.settings), *_leaves(other.settings)} if str(m) != str(other) else set()
             own |= by_condition if c != d else set()
-            values = _leaves(new.settings.get(f"{other}, {d}", {}))
+            values = GONE | _leaves(new.settings.get(f"{other}, {d}", {}))
             for name, value in _leaves(self.settings.get(f"{m}, {c}", {})).items():
                 if name not in own and values.get(name, value) != value:
                     return f"{name} is {value}, not {values[name]}"

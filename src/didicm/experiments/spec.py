@@ -38,7 +38,6 @@ LATER: dict[str, Any] = {
     "group_by": None,
     "label_noise": 0.0,
     "data_seed": None,
-    "time_sampling": "uniform",
     "mask": 0.0,
     "teacher": None,
     "teacher_sampler": {},

@@ -36,7 +36,6 @@ METHODS = {
             "mask": 0.5,  # with crops and flips (study fair-cpu); with mixed images as many as the recipe masks
             "draws_per_image": 1,
             "label_proposal": 0.5,
-            "time_sampling": "squared",
             "sampler.method": "readout",
             "augment.label_smoothing": 0.1,
         },

@@ -163,7 +163,6 @@ def build_classifier(config: TrainConfig, num_classes: int, channels: int, *, fr
             config.sampler,
             config.draws_per_image,
             config.label_proposal,
-            config.time_sampling,
             config.mask,
         )
     except ValueError as error:

@@ -27,7 +27,7 @@ from didicm.checkpoint import load, save
 from didicm.classifier import Classifier, Ensemble
 from didicm.errors import UserError, reason
 from didicm.files import parse_json, write_files
-from didicm.settings import CHANGEABLE_ON_RESUME, TrainConfig, read_config
+from didicm.settings import CHANGEABLE_ON_RESUME, GONE, TrainConfig, read_config, read_yaml
 from didicm.text import quoted
 from didicm.training.build import RunComponents, build_classifier
 from didicm.training.devices import first_alone, gather, is_sharded, prepare_network
@@ -53,6 +53,9 @@ def resume(folder: Path, asked: TrainConfig, *, extend: bool = False, elsewhere:
     `elsewhere` lets all of run.* be other, as in a study that goes on with other devices.
     """
     stored = read_config(folder / CONFIG)
+    for name, value in read_yaml(folder / CONFIG).items():
+        if value != GONE.get(name, value):
+            raise UserError(f"{folder} has {name} {value}, which is no longer an option: give another --out")
     old, new = (dict(_entries(config)) for config in (stored, asked))
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != "out"]
     free = tuple(name for name in changed if name.startswith("run.")) if elsewhere else CHANGEABLE_ON_RESUME

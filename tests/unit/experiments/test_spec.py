@@ -26,7 +26,6 @@ GIVEN = (
     "ensembles-cpu",
     "training-cpu",
     "training-short-cpu",
-    "times-cpu",
     "ensembles-labels-cpu",
     "breadth-cpu",
     "classes-cpu",

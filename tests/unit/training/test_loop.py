@@ -30,11 +30,7 @@ def test_a_compiled_network_learns_the_same(train, weights_of, assert_same, monk
 @pytest.mark.parametrize(
     "changes",
     [
-        {
-            "run__precision": "bf16-mixed",
-            "draws_per_image": 2,
-            "time_sampling": "squared",
-        },
+        {"run__precision": "bf16-mixed", "draws_per_image": 2},
         {
             "model_args__parameterization": "score",
             "model_args__layout": "official",
@@ -131,11 +127,10 @@ def test_optimisers_that_adapt_to_each_layer_leave_out_what_starts_at_zero(name,
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "sgd"])
-def test_every_optimiser_learns_with_times_drawn_otherwise_and_masked_labels(
+def test_every_optimiser_learns_with_noise_embedded_otherwise_and_masked_labels(
     optimizer, train, metrics_of, tmp_path
 ):
-    settings = {"time_sampling": "squared", "model_args__noise_embedding": "log"}
-    settings |= {"mask": 0.3, "draws_per_image": 4, "batch_size": 10}
+    settings = {"model_args__noise_embedding": "log", "mask": 0.3, "draws_per_image": 4, "batch_size": 10}
     settings |= {"epochs": 10, "run__validate_epochs": 10, "run__workers": 0, "optimizer__warmup_epochs": 0}
     train(
         optimizer__name=optimizer, optimizer__lr={"adamw": 3e-3, "lamb": 1e-2, "sgd": 0.05}[optimizer], **settings
