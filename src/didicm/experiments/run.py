@@ -32,7 +32,7 @@ from didicm.experiments.results import (
     write_plan,
 )
 from didicm.experiments.spec import Condition, Run, Study
-from didicm.experiments.tune import next_stage, trials_of
+from didicm.experiments.tune import later_rounds, next_stage, trials_of
 from didicm.processes import LOCK, held, interrupted
 from didicm.progress import ProgressDisplay
 from didicm.text import SafeConsole, count
@@ -97,21 +97,28 @@ def run_study(
             write_plan(out, begun.extended(plan) if begun else plan)
             if not left:
                 break
-            _run_stage(stage, left, out, home, executor_for(left), console)
+            later = later_rounds(runs, study.tune, stage)
+            _run_stage(stage, left, later, out, home, executor_for(left), console)
             stage, left = find_stage()
     done = {result.key: result for result in read_results(out)}
     return [done[key] for key in stage]
 
 
 def _run_stage(
-    stage: Mapping[str, Run], left: Mapping[str, Run], out: Path, home: Path, run_all: Executor, console: Console
+    stage: Mapping[str, Run],
+    left: Mapping[str, Run],
+    later: Mapping[str, Run],
+    out: Path,
+    home: Path,
+    run_all: Executor,
+    console: Console,
 ) -> None:
     """Carry out the runs that are left of a stage, and store what each gives."""
     folders = {key: write_run(out, home, run) for key, run in left.items()}
     try:
         with (
             interrupted(),
-            _progress(console, stage, folders) as finish,
+            _progress(console, stage, folders, later) as finish,
             closing(run_all(list(folders.values()))) as finished,
         ):
             for folder in finished:
@@ -253,11 +260,11 @@ def _prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageS
 
 @contextmanager
 def _progress(
-    console: Console, runs: Mapping[str, Run], folders: Mapping[str, Path]
+    console: Console, runs: Mapping[str, Run], folders: Mapping[str, Path], later: Mapping[str, Run]
 ) -> Iterator[Callable[[Record], None]]:
     """Show how far the runs are, whoever carries them out, as the folders of those that are left tell.
 
-    Gives a function that notes a finished run, and prints what came out.
+    Runs of `later` are counted as to come. Gives a function that notes a finished run, and prints what came out.
     """
     work, done = {key: _work(run) for key, run in runs.items()}, runs.keys() - folders
     search = any(run.trial is not None for run in runs.values())
@@ -267,7 +274,7 @@ def _progress(
         return sum(work[key] for key in done)
 
     def counted() -> str:
-        return f"{'search ' if search else ''}{len(done)}/{len(runs)}"
+        return f"{'search ' if search else ''}{len(done)}/{len(runs) + len(later)}"
 
     def finish(result: Record) -> None:
         with guard:
@@ -283,13 +290,10 @@ def _progress(
                 begun = sum(work[key] * share for key, share in shares.items())
                 display.update(worked() + begun, counted() + running)
 
-    with ProgressDisplay(console, sum(work.values()), int(worked()), seconds=QUIET) as display:
+    total = sum(work.values()) + sum(map(_work, later.values()))
+    with ProgressDisplay(console, total, int(worked()), seconds=QUIET) as display:
         if not console.is_terminal:
-            what = (
-                f"{count(len(runs), 'trial')} in this and earlier rounds of the search"
-                if search
-                else count(len(runs), "training")
-            )
+            what = count(len(runs) + len(later), "trial" if search else "training")
             display.print(what + (f", {len(done)} of them done before" if done else ""))
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

@@ -49,6 +49,13 @@ def trials_of(runs: Mapping[str, Run], count: int, done: Iterable[Trial] | None 
     return trials
 
 
+def later_rounds(runs: Mapping[str, Run], count: int, stage: Mapping[str, Run]) -> dict[str, Run]:
+    """Roughly the trials of the rounds after those of a stage; none after the last, nor after a search."""
+    begun = [run.trial for run in stage.values() if run.trial is not None]
+    forecast = trials_of(runs, count) if begun else {}
+    return {key: trial for key, trial in forecast.items() if (trial.trial or 0) > max(begun)}
+
+
 def choose(trials: Iterable[Trial]) -> dict[tuple[str, Condition], Trial]:
     """The best trial by method and condition; of equals the first, none where all diverged."""
     best: dict[tuple[str, Condition], Trial] = {}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from didicm.errors import UserError
 from didicm.experiments.execute import execute, prepare, read_result, write_run
@@ -191,7 +192,11 @@ def test_an_interrupted_search_goes_on_and_chooses_the_same(tiny, searched, tmp_
     for trial in trials[:4]:
         append_result(tmp_path, trial)
     (tmp_path / "study.json").write_bytes((searched / "study.json").read_bytes())
-    run_study(study, tmp_path)
+    console = Console(record=True)
+    run_study(study, tmp_path, console=console)
+    shown = console.export_text()
+    assert "8 trials, 4 of them done before" in shown  # all rounds count from the start
+    assert [f"search {n}/8 " in shown for n in range(4, 9)] == [False] + 4 * [True]
     assert [(t.key, t.metrics) for t in read_trials(tmp_path)] == [(t.key, t.metrics) for t in trials]
     assert [r.key for r in read_results(tmp_path)] == [r.key for r in read_results(searched)]
 
