@@ -144,6 +144,7 @@ def export_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "export", export)
         patch.setattr("didicm.cli.export.export", export)
+        patch.setattr(didicm, "export", export)  # else the first one that was asked for stays
         yield
 
 
