@@ -196,7 +196,7 @@ def start_didicm():
 
 @pytest.fixture
 def unrendered(monkeypatch):
-    """Figures are made but neither laid out nor rendered, which takes seconds: for tests that do not look at them."""
+    """Figures are made but not laid out or rendered, which takes seconds: for tests that do not look at them."""
 
     def savefig(figure, place, metadata=None, **options):
         if isinstance(place, Path):
