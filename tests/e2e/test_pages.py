@@ -41,6 +41,7 @@ FASTER = {
     "compare": ["--epochs=1", "--seeds=1"],
     "examples/fine_tune.py": ["1"],  # epoch
 }
+CLASSES = open_data("fashion-mini").class_names
 COARSE = ["shoes", "tops", "other"]  # of a taxonomy
 NUMBER = r"[-+\u2212]?\d[\d,]*(?:\.(?P<digits>\d+))?(?:e[-+]\d+)?"
 VARIABLE = {  # what another training changes
@@ -86,7 +87,7 @@ def shape(text):
     """
     for pattern, word in VARIABLE.items():
         text = re.sub(pattern, word, text, flags=re.MULTILINE | re.IGNORECASE)
-    for name in [*open_data("fashion-mini").class_names, *COARSE]:
+    for name in [*CLASSES, *COARSE]:
         text = re.sub(rf"\b{name.replace('/', '-')}\b", "CLASS", text)
     text = re.sub(NUMBER, lambda found: f" N{min(len(found['digits'] or ''), 2)} ", text)
     parts = []
@@ -144,6 +145,7 @@ def export_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "export", export)
         patch.setattr("didicm.cli.export.export", export)
+        patch.setattr(didicm, "export", export)  # else the first one that was asked for stays
         yield
 
 

@@ -165,13 +165,14 @@ def calls_against_quality(
 def _curves(rows: Rows, metric: Metric) -> Curves:
     """Those of one condition; of samplers with as many calls on one curve, the first."""
     found: Curves = {}
+    values = {entry: rows.select(entry).estimate(metric) for entry in dict.fromkeys(row.entry for row in rows)}
     for row in rows:
         settings = row.measured.settings
         steps = f"{settings.get('steps')} step{'s' * (settings.get('steps') != 1)}"
         kinds = {"cl": f": over labels, {steps}", "readout": ": one call (readout)"}
         kind = "" if row.method.baseline else kinds.get(settings.get("method", "cp"), ": over probabilities")
         kind += ", augmented views" if settings.get("views", 1) > 1 else ""
-        if value := rows.select(row.entry).estimate(metric):
+        if value := values[row.entry]:
             curve = found.setdefault((f"{row.method}{kind}", row.method.baseline), {})
             curve.setdefault(row.measured.calls, value)
     return found

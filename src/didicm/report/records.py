@@ -138,7 +138,11 @@ class Rows(list[Row]):
 
     def select(self, entry: Entry | None = None, condition: Condition | None = None) -> "Rows":
         """Rows of one entry or all, under one condition or all."""
-        return Rows(r for r in self if entry in (None, r.entry) and condition in (None, r.run.condition))
+        found = (r for r in self if condition is None or r.run.condition == condition)
+        if entry is None:
+            return Rows(found)
+        sampler, method = entry.sampler, entry.method  # to compare names first saves most comparisons of methods
+        return Rows(r for r in found if r.measured.sampler == sampler and r.method == method)
 
     def values(self, metric: Metric) -> list[float]:
         """The metric of the rows that have it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from didicm.cli import demo
 from didicm.cli.__main__ import main
 from tests.oracle.released import ReleasedNet, write_released
 
@@ -52,6 +53,7 @@ def released(tmp_path_factory):
 def place(tmp_path, monkeypatch, save_model, make_folder, released):
     """A folder with a model, images and a released checkpoint, to run commands in."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "STEPS", [1, 2])
     save_model(tmp_path / "model")
     make_folder(tmp_path / "images", classes=("ant", "bee", "cat"), count=4, size=(8, 8))
     os.link(released, tmp_path / "model.pth.tar")

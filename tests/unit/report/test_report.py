@@ -98,8 +98,10 @@ def test_a_half_finished_comparison_can_be_reported(tmp_path, store, comparison,
         ("metrics", {"uncertainty"}),
     ],
 )
-def test_every_layout_has_its_figures_and_tables(tmp_path, store, monkeypatch, layout, figures):
+def test_every_layout_has_its_figures_and_tables(tmp_path, store, monkeypatch, request, layout, figures):
     monkeypatch.setattr(html, "_draw_posteriors", lambda *_: [])  # the same in every layout, and slow
+    if figures <= FIGURES:  # which are rendered above
+        request.getfixturevalue("unrendered")
     size = {"size": "8"} if layout == "sizes" else {}
     methods = [{"name": "DiDiCM-CP", "variant": "Weak Aug", **size}]
     if layout != "steps":

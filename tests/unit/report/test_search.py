@@ -64,6 +64,7 @@ def test_the_curve_has_the_best_trial_of_each_length_with_the_peak_in_a_ring(stu
     assert lines["DiDiCM, score"] == [[8, 2.0], [15, 1.8], [30, 1.4], [60, 1.1]]
     rings = [line.get_xydata().tolist() for line in hard.lines if line.get_markerfacecolor() == "none"]
     assert rings == [[[8, 2.1]], [[30, 2.4]]]
+    figure.draw_without_rendering()
 
 
 def test_it_says_what_trials_differ_in_and_whose_best_lay_at_the_end_of_what_was_tried(study, trials):
@@ -98,7 +99,7 @@ def test_a_chosen_length_takes_the_place_of_the_caution_on_the_training_loss(stu
 
 
 def test_the_report_has_table_curve_and_sentences_under_the_names_of_today(
-    tmp_path, study, trials, store, monkeypatch
+    tmp_path, study, trials, store, monkeypatch, unrendered
 ):
     monkeypatch.setattr(html, "_draw_posteriors", lambda *_: [])  # the same in every report, and slow
     store(tmp_path, study)

@@ -26,8 +26,8 @@ def models(tmp_path_factory):
     names = open_data("fashion-mini", channels=1).train.class_names
     found = {}
     for name, network, kind in (
-        ("shoes", "didirn18", DiffusionClassifier),
-        ("plain", "didirn18_baseline", StandardClassifier),
+        ("shoes", "didirn8", DiffusionClassifier),
+        ("plain", "didirn8_baseline", StandardClassifier),
     ):
         torch.manual_seed(0)
         network = create_model(network, num_classes=10, in_chans=1, width=0.125, stem="small")
