@@ -1,6 +1,7 @@
 import json
 import os
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -35,21 +36,24 @@ TRANSFORM = {
 
 
 def classifiers():
-    score = create_model("didirn8", **SMALL, stem="tiny", in_chans=1, parameterization="posterior")
-    baseline = create_model("didirn10_baseline", **SMALL)
+    """What makes each of them."""
+    score = partial(create_model, "didirn8", **SMALL, stem="tiny", in_chans=1, parameterization="posterior")
+    baseline = partial(create_model, "didirn10_baseline", **SMALL)
     return {
-        "default": DiffusionClassifier(create_model("didirn8", **SMALL)),
-        "everything set": DiffusionClassifier(
-            score,
+        "default": lambda: DiffusionClassifier(create_model("didirn8", **SMALL)),
+        "everything set": lambda: DiffusionClassifier(
+            score(),
             UniformProcess(4, Exponential(-2.0, 0.01, 4)),
             Sampler("cl", steps=3, chains=5, solver="euler", average="one-hot", seed=3),
             draws_per_image=4,
             label_proposal=0.5,
             mask=0.5,
         ),
-        "standard": StandardClassifier(baseline, "binary-cross-entropy"),
-        "marginal": StandardClassifier(baseline, "marginal", UniformProcess(4, Geometric(1e-4, 30.0)), 2),
-        "ensemble": Ensemble(
+        "standard": lambda: StandardClassifier(baseline(), "binary-cross-entropy"),
+        "marginal": lambda: StandardClassifier(
+            baseline(), "marginal", UniformProcess(4, Geometric(1e-4, 30.0)), 2
+        ),
+        "ensemble": lambda: Ensemble(
             [
                 DiffusionClassifier(create_model("didirn8", **SMALL)),
                 Ensemble([StandardClassifier(create_model("didirn8_baseline", **SMALL))]),
@@ -60,7 +64,7 @@ def classifiers():
 
 @pytest.mark.parametrize("kind", classifiers())
 def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
-    classifier = classifiers()[kind].eval()
+    classifier = classifiers()[kind]().eval()
     prior = {"images": [3, 1, 4], "balance": "sampling"}
     save(classifier, tmp_path / "model", class_names=NAMES, transform=TRANSFORM, training_prior=prior)
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
@@ -84,7 +88,7 @@ def test_what_is_saved_is_what_is_loaded(kind, tmp_path):
 
 
 def test_a_model_and_a_run_that_name_an_option_of_the_past_are_read(tmp_path):
-    save(classifiers()["everything set"], tmp_path / "model", class_names=NAMES, transform=TRANSFORM)
+    save(classifiers()["everything set"](), tmp_path / "model", class_names=NAMES, transform=TRANSFORM)
     stored = tmp_path / "model" / "config.json"
     config = json.loads(stored.read_text())
     config |= {"stratified_time": True, "time_sampling": "squared"}  # mattered in training alone
@@ -106,9 +110,10 @@ def test_every_model_survives_a_checkpoint(name, tmp_path):
         **({"width": 0.125} if name.startswith("didirn") else {"backbone": "resnet10t"}),
     }
     model = create_model(name, **arguments)
-    wrap = DiffusionClassifier if isinstance(model, ScoreModel) else StandardClassifier
-    classifier, image = wrap(model).eval(), torch.randn(2, 3, 32, 32)
-    save(classifier, tmp_path)
+    sampled = isinstance(model, ScoreModel)
+    classifier = DiffusionClassifier(model, sampler=Sampler(steps=1)) if sampled else StandardClassifier(model)
+    image = torch.randn(2, 3, 32, 32)
+    save(classifier.eval(), tmp_path)
     assert torch.equal(load(tmp_path).classifier(image), classifier(image))
 
 
@@ -143,7 +148,7 @@ def test_a_network_of_ones_own_is_brought_to_the_loading(tmp_path):
     with pytest.raises(UserError, match="save its members one by one"):
         save(Ensemble([classifier]), tmp_path / "own")
     for kind in ("default", "ensemble"):
-        save(classifiers()[kind], tmp_path / kind)
+        save(classifiers()[kind](), tmp_path / kind)
         with pytest.raises(UserError, match="its config names the network to build: leave out model"):
             load(tmp_path / kind, model=Own())
 
@@ -189,7 +194,7 @@ def test_a_model_of_format_1_is_read(tmp_path):
 
 
 def test_a_baseline_of_format_1_is_read(tmp_path):
-    classifier, image = classifiers()["standard"].eval(), torch.randn(2, 3, 16, 16)
+    classifier, image = classifiers()["standard"]().eval(), torch.randn(2, 3, 16, 16)
     save(classifier, tmp_path)
     edit(tmp_path, lambda config: config.update(format=1))
     edit(tmp_path, lambda config: config["model"].update(name="didirn10_plain"))
@@ -197,21 +202,21 @@ def test_a_baseline_of_format_1_is_read(tmp_path):
 
 
 def test_a_run_is_loaded_from_its_best_model(tmp_path):
-    save(classifiers()["default"], tmp_path / "best", class_names=NAMES)
+    save(classifiers()["default"](), tmp_path / "best", class_names=NAMES)
     assert load(tmp_path).class_names == NAMES
 
 
 def test_others_may_read_what_the_umask_lets_them(tmp_path):
     before = os.umask(0o022)
     try:
-        save(classifiers()["default"], tmp_path)
+        save(classifiers()["default"](), tmp_path)
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
 
 
 def test_the_config_is_readable(tmp_path):
-    save(classifiers()["default"], tmp_path, class_names=NAMES)
+    save(classifiers()["default"](), tmp_path, class_names=NAMES)
     text = (tmp_path / "config.json").read_text(encoding="utf-8")
     assert "große Hose" in text
     config = json.loads(text)
@@ -222,7 +227,7 @@ def test_the_config_is_readable(tmp_path):
 
 
 def test_a_sampler_changed_by_hand_is_used(tmp_path):
-    save(classifiers()["default"], tmp_path)
+    save(classifiers()["default"](), tmp_path)
     edit(tmp_path, lambda config: config["sampler"].update(steps=3))
     assert load(tmp_path).classifier.sampler.steps == 3
 
@@ -318,7 +323,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_and_damaged_directories_get_one_sentence(kind, tmp_path):
     damage, says = HOSTILE[kind]
-    save(classifiers()["default"], tmp_path)
+    save(classifiers()["default"](), tmp_path)
     damage(tmp_path)
     with pytest.raises(UserError, match=says) as error:
         load(tmp_path)
@@ -334,7 +339,7 @@ def test_a_missing_directory_and_a_file_are_named(tmp_path):
 
 
 def test_a_failed_save_leaves_the_old_model(tmp_path, monkeypatch):
-    classifier, image = classifiers()["default"].eval(), torch.randn(1, 3, 16, 16)
+    classifier, image = classifiers()["default"]().eval(), torch.randn(1, 3, 16, 16)
     save(classifier, tmp_path)
     expected = load(tmp_path).classifier(image)
 
@@ -344,21 +349,21 @@ def test_a_failed_save_leaves_the_old_model(tmp_path, monkeypatch):
 
     monkeypatch.setattr("didicm.checkpoint.save_file", full_disk)
     with pytest.raises(UserError, match="No space left"):
-        save(classifiers()["standard"], tmp_path)
+        save(classifiers()["standard"](), tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     assert torch.equal(load(tmp_path).classifier(image), expected)
 
 
 def test_wrong_number_of_class_names_is_refused(tmp_path):
     with pytest.raises(UserError, match="2 class names for 4 classes"):
-        save(classifiers()["default"], tmp_path / "x", class_names=["a", "b"])
+        save(classifiers()["default"](), tmp_path / "x", class_names=["a", "b"])
     assert not (tmp_path / "x").exists()
 
 
 def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path, monkeypatch):
     """A folder laid out as the hub's cache stands in for the hub; the client is the real one, offline."""
     cache = tmp_path / "models--owner--name"
-    save(classifiers()["default"], cache / "snapshots" / ("0" * 40), class_names=NAMES)
+    save(classifiers()["default"](), cache / "snapshots" / ("0" * 40), class_names=NAMES)
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("0" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

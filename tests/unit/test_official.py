@@ -9,11 +9,12 @@ from didicm.cli import import_official
 from didicm.official import read_official
 from tests.oracle.released import ReleasedNet, write_released
 
+BASIC = (1, 1, 1, 1)  # the fewest blocks that are known: a file of each test holds them at full width
 
-@pytest.fixture
-def released():
+
+def make_released(depths):
     torch.manual_seed(0)
-    net = ReleasedNet((2, 2, 2, 2), 1, 11).eval()
+    net = ReleasedNet(depths, 1, 11).eval()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(0, 0.1)
@@ -21,8 +22,24 @@ def released():
     return net
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
-def test_the_converted_network_says_what_the_released_one_does(released, prefix, tmp_path):
+@pytest.fixture(scope="module")
+def released():
+    """A network that no test changes."""
+    return make_released(BASIC)
+
+
+@pytest.fixture(scope="module")
+def good(released, tmp_path_factory):
+    """Its file."""
+    return write_released(tmp_path_factory.mktemp("released") / "model.pth.tar", released)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "depths"),
+    [("", (2, 2, 2, 2)), ("module.", BASIC), ("_orig_mod.", BASIC), ("module._orig_mod.", BASIC)],
+)
+def test_the_converted_network_says_what_the_released_one_does(prefix, depths, tmp_path):
+    released = make_released(depths)
     classifier, training = read_official(write_released(tmp_path / "model.pth.tar", released, prefix=prefix))
     image, label, total = torch.randn(2, 3, 32, 32), torch.tensor([3, 10]), torch.tensor([0.01, 6.0])
     assert torch.allclose(classifier.eval().model(image, label, total), released(image, label, total), atol=1e-5)
@@ -39,36 +56,34 @@ def test_bottlenecks_are_recognised(depths, name, tmp_path):
 
 
 def test_so_many_classes_that_the_released_schedule_fails_are_one_sentence(tmp_path):
-    path = write_released(tmp_path / "model.pth.tar", ReleasedNet((2, 2, 2, 2), 1, 1999))
+    path = write_released(tmp_path / "model.pth.tar", ReleasedNet(BASIC, 1, 1999))
     with pytest.raises(UserError, match="1999 classes, for which the released schedule does not end near uniform"):
         read_official(path)
 
 
 def test_averaged_weights_are_taken_when_there_are_any(released, tmp_path):
-    ema = ReleasedNet((2, 2, 2, 2), 1, 11)
+    ema = ReleasedNet(BASIC, 1, 11)
     path = write_released(tmp_path / "model.pth.tar", released, ema=ema)
     for weights, source in (("best", ema), ("ema", ema), ("model", released)):
         classifier, _ = read_official(path, weights)
         assert torch.equal(classifier.model.fc.weight, source.fc.weight)
 
 
-def test_the_command_writes_a_model_directory(released, tmp_path, capsys):
-    path = write_released(tmp_path / "model.pth.tar", released)
+def test_the_command_writes_a_model_directory(good, tmp_path, capsys):
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"class {i}" for i in range(11)) + "\n")
-    import_official.main([str(path), "--out", str(tmp_path / "model"), "--class-names", str(names)])
+    import_official.main([str(good), "--out", str(tmp_path / "model"), "--class-names", str(names)])
     assert "with 11 classes" in capsys.readouterr().out
     checkpoint = load(tmp_path / "model")
     assert checkpoint.class_names[10] == "class 10"
     assert checkpoint.transform["size"] == 112
     assert checkpoint.classifier(torch.randn(2, 3, 32, 32)).shape == (2, 11)
     with pytest.raises(UserError, match=r"already holds config\.json"):
-        import_official.main([str(path), "--out", str(tmp_path / "model")])
+        import_official.main([str(good), "--out", str(tmp_path / "model")])
 
 
-def test_it_samples_as_released_and_as_its_training_was_told(released, tmp_path, capsys):
-    path = write_released(tmp_path / "usual.pth.tar", released)
-    import_official.main([str(path), "--out", str(tmp_path / "usual")])
+def test_it_samples_as_released_and_as_its_training_was_told(released, good, tmp_path, capsys):
+    import_official.main([str(good), "--out", str(tmp_path / "usual")])
     assert "--sampler.solver exact" in capsys.readouterr().out
     usual = load(tmp_path / "usual").classifier.sampler
     expected = {"method": "cp", "steps": 8, "solver": "official", "floor": False, "select": "argmin"}
@@ -92,8 +107,7 @@ class Evil:
         return (print, ("unpickled!",))
 
 
-def test_bad_files_get_one_sentence_and_write_nothing(released, tmp_path, capsys):
-    good = write_released(tmp_path / "good.pth.tar", released)
+def test_bad_files_get_one_sentence_and_write_nothing(released, good, tmp_path, capsys):
     (tmp_path / "short.pth.tar").write_bytes(good.read_bytes()[:5000])
     (tmp_path / "text.pth.tar").write_text("hello")
     torch.save({"state_dict": released.state_dict(), "args": Evil()}, tmp_path / "evil.pth.tar")

@@ -6,7 +6,7 @@ from scipy.optimize import minimize_scalar
 
 from didicm.errors import UserError
 from didicm.evaluation.calibration import apply_temperature, fit_temperature
-from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.metrics import nll
 from tests.oracle.simulated import posteriors, simulate
 
 
@@ -24,7 +24,7 @@ def test_agrees_with_scipy(seed):
     fitted = fit_temperature(probs, labels)
 
     def cost(t):
-        return evaluate_probs(apply_temperature(probs, t), labels)["cls/NLL"]
+        return nll(apply_temperature(probs, t), labels).mean().item()
 
     best = minimize_scalar(cost, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-8})
     assert fitted.value == pytest.approx(best.x, rel=1e-4)
@@ -39,7 +39,7 @@ def test_no_other_temperature_is_better_even_with_zeros_and_ones(case):
     assert (fitted.warning is not None) == (fitted.value in (0.05, 20))
 
     def cost(temperature):
-        return evaluate_probs(apply_temperature(probs, temperature), labels)["cls/NLL"]
+        return nll(apply_temperature(probs, temperature), labels).mean().item()
 
     least = cost(fitted.value)
     for other in (0.05, 0.3, 0.9 * fitted.value, 1.0, 1.1 * fitted.value, 4.0, 20.0):

@@ -65,7 +65,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     """For calibration errors the truth is what as many images measure on average (see `bootstrap`)."""
     repeats, setting = 200, {"classes": 20, "temperature": 0.8, "signal": 5.0}
     cases = [simulate(400, seed=seed, **setting) for seed in range(repeats)]
-    truth = evaluate_probs(*simulate(200_000, seed=10**6, **setting))
+    truth = evaluate_probs(*simulate(100_000, seed=10**6, **setting))
     measured = [evaluate_probs(*case) for case in cases]
     truth |= {name: sum(m[name] for m in measured) / repeats for name in truth if name.startswith("cal/")}
     shares = dict.fromkeys(truth, 0.0)

@@ -18,6 +18,7 @@ from didicm.inference.rows import RowWriter
 
 SMALL = BulkSettings(top=2, part_size=6, batch_size=4)
 COUNT = 20
+STEPS = 2
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def model(tmp_path_factory, save_model):
 
 @pytest.fixture(scope="module")
 def predictor(model):
-    return Predictor.load(model)
+    return Predictor.load(model, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_a_row_says_what_the_predictor_says(predictor, photos, tmp_path):
     done = predict(
         predictor, photos, tmp_path / "x.jsonl", settings=SMALL, progress=lambda d, n: seen.append((d.images, n))
     )
-    assert (done.images, done.unreadable, done.calls) == (COUNT, 2, 18 * 8)
+    assert (done.images, done.unreadable, done.calls) == (COUNT, 2, 18 * STEPS)
     assert seen == [(n, COUNT) for n in (4, 6, 10, 12, 16, 18, 20)]
     found = lines(tmp_path / "x.jsonl")
     assert [line["image"] for line in found] == photos
@@ -66,7 +67,7 @@ def test_a_row_says_what_the_predictor_says(predictor, photos, tmp_path):
             [p for _, p in alone.classes[:2]], abs=1e-5
         )
         assert line["entropy"] == pytest.approx(alone.entropy, abs=1e-5)
-        assert (line["nfe"], line["error"]) == (8, None)
+        assert (line["nfe"], line["error"]) == (STEPS, None)
     assert os.listdir(tmp_path) == ["x.jsonl"]
 
 
@@ -152,8 +153,8 @@ def test_what_would_mix_two_things_is_refused_in_a_sentence(predictor, model, ph
         ({"settings": replace(SMALL, top=1)}, r"begun with other settings \(top\)"),
         ({"settings": replace(SMALL, part_size=7)}, r"\(images, part size\)|\(part size\)"),
         ({"format": "csv"}, r"begun with other settings \(format of the rows\)"),
-        ({"model": Predictor.load(model, steps=2)}, r"begun with other settings \(sampler\)"),
-        ({"model": Predictor.load(model, size=16)}, r"begun with other settings \(transform\)"),
+        ({"model": Predictor.load(model, steps=STEPS + 1)}, r"begun with other settings \(sampler\)"),
+        ({"model": Predictor.load(model, steps=STEPS, size=16)}, r"begun with other settings \(transform\)"),
     ):
         asked = {"model": predictor, "images": photos, "out": out, "settings": SMALL, **change}
         with pytest.raises(UserError, match=says):

@@ -10,7 +10,8 @@ from PIL import Image
 from didicm import DiffusionClassifier, Ensemble, Predictor, Sampler, StandardClassifier, UserError, save
 from didicm.data import EvalTransform
 from didicm.data.images import stack
-from didicm.evaluation.calibration import Conformal
+from didicm.evaluation.calibration import Calibration, Conformal, save_calibration
+from didicm.evaluation.stored import open_model
 from didicm.inference import export as module
 from didicm.inference.export import export
 
@@ -104,11 +105,15 @@ def test_what_cannot_be_exported_is_told(calibrated_model, tmp_path, fails, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_that_differs_is_not_written(calibrated_model, tmp_path, monkeypatch):
+def test_a_graph_that_differs_is_not_written(tiny_network, tmp_path, monkeypatch):
     """A temperature that only the graph has stands for whatever a converter may get wrong."""
+    model = tmp_path / "model"
+    transform = EvalTransform(12, crop_pct=1.0).to_dict()
+    save(StandardClassifier(tiny_network(1, "didirn8_baseline")), model, transform=transform)
+    save_calibration(model, Calibration(1.7, {}, open_model(model).posterior, {"data": "x"}, {}))
     monkeypatch.setattr(module, "temperature_scaled", lambda probs, temperature: probs)
     with pytest.raises(
         UserError, match=r"differs from PyTorch by 0\.\d+ in a probability, .* nothing was written"
     ):
-        export(calibrated_model, tmp_path / "model.pt2", format="torch")
-    assert not list(tmp_path.iterdir())
+        export(model, tmp_path / "out" / "model.pt2", format="torch")
+    assert not list((tmp_path / "out").iterdir())

@@ -1,8 +1,11 @@
 import csv
 import json
+import os
 import runpy
+import signal
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from PIL import Image
 
 from didicm import Predictor, UserError
+from didicm.cli.__main__ import main
 from didicm.evaluation.calibration import Conformal
 from didicm.evaluation.fitting import calibrate
 from didicm.evaluation.label_sets import ConformalRule
@@ -123,23 +127,29 @@ def test_predict_runs_without_pytorch(onnx_model, calibrated_model, tmp_path, wr
 def test_killed_again_and_again_it_loses_and_repeats_no_row(onnx_model, tmp_path, write):
     """SIGKILL when a file is written but not yet in its place, and right after."""
     photos = [write(tmp_path / "photos" / f"{i}.png", seed=i) for i in range(3)]
-    code = (
-        "import os, sys; from didicm.cli.__main__ import main; replace, moves = os.replace, []\n"
-        "def move(source, target):\n"
-        "    moves.append(target)\n"
-        "    if len(moves) == 2 and sys.argv[1] == 'before': os.kill(os.getpid(), 9)\n"
-        "    replace(source, target)\n"
-        "    if len(moves) == 2 and sys.argv[1] == 'after': os.kill(os.getpid(), 9)\n"
-        "os.replace = move\n"
-        "sys.exit(main(sys.argv[2:]))"
-    )
+    replace, moves = os.replace, []
+
+    def killed(moment, out):
+        def move(source, target):
+            moves.append(target)
+            if len(moves) == 2 and moment == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+            if len(moves) == 2 and moment == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.replace = move
+        command = ["predict", onnx_model, tmp_path / "photos", "--out", out, "--part-size", 1]
+        sys.exit(main(list(map(str, command))))
 
     def ran(moment, out):
-        command = ["predict", onnx_model, tmp_path / "photos", "--out", out, "--part-size", "1"]
-        return subprocess.run([sys.executable, "-c", code, moment, *map(str, command)], capture_output=True)
+        process = get_context("fork").Process(target=killed, args=(moment, out))
+        process.start()
+        process.join()
+        return process.exitcode
 
-    assert ran("never", tmp_path / "whole.csv").returncode == 0
-    codes = [ran(moment, tmp_path / "rows.csv").returncode for moment in ("before", "after", "before", "never")]
+    assert ran("never", tmp_path / "whole.csv") == 0
+    codes = [ran(moment, tmp_path / "rows.csv") for moment in ("before", "after", "before", "never")]
     assert codes == [-9, -9, -9, 0]
     assert (tmp_path / "rows.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     with open(tmp_path / "rows.csv", newline="") as file:
@@ -183,14 +193,15 @@ def test_the_ten_lines_of_the_guide_say_the_same(onnx_model, tmp_path, write, mo
         assert told == [[name, f"{p:.6f}"] for name, p in expected]
 
 
-def test_foreign_images_are_flagged_as_by_pytorch(tmp_path, save_model, make_folder, works):
+def test_foreign_images_are_flagged_as_by_pytorch(tmp_path, save_model, make_folder, write, works):
     model = save_model(tmp_path / "model", "standard")
     folder = make_folder(tmp_path / "images", classes=("ant", "bee", "cat"), count=40, size=(20, 16))
     calibrate(model, str(folder), fraction=0.6)
     export(model, tmp_path / "model.onnx")
     theirs, ours = Predictor.load(model), OnnxPredictor.load(tmp_path / "model.onnx")
-    fresh = make_folder(tmp_path / "fresh", classes=("ant", "bee", "cat"), count=42, size=(20, 16))
-    files = [*sorted(fresh.rglob("4?.png")), tmp_path / "white.png"]  # none of which is a threshold itself
+    fresh = [1000 * k + i for k in range(3) for i in (40, 41)]  # none of which is a threshold itself
+    files = [write(tmp_path / "fresh" / f"{seed}.png", seed=seed, size=(20, 16)) for seed in fresh]
+    files.append(tmp_path / "white.png")
     Image.new("L", (9, 9), 255).save(files[-1])
     expected, found = theirs(files), ours(files)
     for one, other in zip(found, expected, strict=True):

@@ -90,8 +90,9 @@ def test_the_baseline_differs_in_the_head_only(name, stem):
     with torch.device("meta"):
         score, baseline = create_model(name, **arguments), create_model(baseline_name(name), **arguments)
     assert convolutions(score) == convolutions(baseline)
-    # Of small images: there the head has the largest share.
-    assert math.isclose(cost(score, 64).total(1), cost(baseline, 64).total(1), rel_tol=0.03)
+    # Of small images: there the head has the largest share. Without memory, PyTorch counts far more slowly.
+    one, other = (cost(model.to_empty(device="cpu"), 64).total(1) for model in (score, baseline))
+    assert math.isclose(one, other, rel_tol=0.03)
 
 
 @pytest.mark.parametrize("size", ["18", "50"])
@@ -208,27 +209,25 @@ def test_gradient_checkpointing_gives_the_same_gradients_and_keeps_less(name, la
 
 @pytest.mark.parametrize("name", [name for name in list_models() if not re.search("101|152", name)])  # as didirn50
 def test_every_model_honours_timms_contract(name):
-    with torch.device("meta"):
-        model = timm.create_model(name, num_classes=10, in_chans=1)
-        assert model.num_classes == 10
-        assert model.default_cfg["input_size"] == (3, 224, 224)
-        assert isinstance(model.get_classifier(), nn.Linear)
-        assert model.get_classifier(name_only=True) == model.default_cfg["classifier"]
-        model.set_grad_checkpointing(True)
-        image = torch.empty(2, 1, 64, 64)
-        given = [image]
-        if isinstance(model, ScoreModel) and name.startswith("didirn"):
-            given += [torch.zeros(2, dtype=torch.long), torch.ones(2)]
-        features = model.forward_features(*given)
-        assert features.shape[:2] == (2, model.num_features)
-        assert model.forward_head(features, pre_logits=True).shape == (2, model.num_features)
-        model.reset_classifier(5, global_pool="max")
-        given = [image, torch.zeros(2, dtype=torch.long), torch.ones(2)][
-            : 3 if isinstance(model, ScoreModel) else 1
-        ]
-        assert model(*given).shape == (2, 5)
-        with pytest.raises(TypeError, match="speed"):
-            timm.create_model(name, speed=9)
+    own = {"backbone": "test_resnet"} if name.startswith("backbone") else {"width": 0.125}
+    model = timm.create_model(name, num_classes=10, in_chans=1, **own)
+    assert model.num_classes == 10
+    assert model.default_cfg["input_size"] == (3, 224, 224)
+    assert isinstance(model.get_classifier(), nn.Linear)
+    assert model.get_classifier(name_only=True) == model.default_cfg["classifier"]
+    model.set_grad_checkpointing(True)
+    image = torch.zeros(2, 1, 64, 64)
+    given = [image]
+    if isinstance(model, ScoreModel) and name.startswith("didirn"):
+        given += [torch.zeros(2, dtype=torch.long), torch.ones(2)]
+    features = model.forward_features(*given)
+    assert features.shape[:2] == (2, model.num_features)
+    assert model.forward_head(features, pre_logits=True).shape == (2, model.num_features)
+    model.reset_classifier(5, global_pool="max")
+    given = [image, torch.zeros(2, dtype=torch.long), torch.ones(2)][: 3 if isinstance(model, ScoreModel) else 1]
+    assert model(*given).shape == (2, 5)
+    with pytest.raises(TypeError, match="speed"):
+        timm.create_model(name, speed=9)
 
 
 def test_no_weights_exist_to_download():
