@@ -8,13 +8,16 @@ import resource
 import shutil
 import signal
 import socket
+import sys
 import tarfile
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import didicm
 from didicm.errors import UserError
@@ -24,8 +27,8 @@ from didicm.training.state import HELD, load_state
 from didicm.values import override
 from tests.fuzz.kills import survive
 
-DIDICM = ("-m", "didicm.cli")  # a command that starts others like itself
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *DIDICM)
+DIDICM = (sys.executable, "-m", "didicm.cli")  # a command that starts others like itself
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *DIDICM[1:])
 
 
 @pytest.fixture
@@ -172,12 +175,14 @@ def split(tmp_path, make_folder):
 
 
 def test_two_processes_with_workers_that_are_all_told_at_once_save_what_one_has_after_as_many_steps(
-    tmp_path, split, start_didicm, train_flags, assert_same
+    tmp_path, split, fork_python, monkeypatch, train_flags, assert_same
 ):
-    """Each is told twice: torchrun passes on what it is told itself."""
+    """Loading workers are told beside the process that they serve: torchrun passes it on to both."""
+    monkeypatch.setattr(subprocess_handler, "Popen", fork_python)  # of torchrun, for the processes that it starts
     one, two = tmp_path / "one", tmp_path / "two"
     settings = {**split, "corrupt_train": "noise:1", "run__workers": 1, "run__strategy": "ddp", "epochs": 1000}
-    process = start_didicm("train", *train_flags(two, **settings), under=TORCHRUN, start_new_session=True)
+    command = [*TORCHRUN, "train", *train_flags(two, **settings)]
+    process = fork_python(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
     while "step " not in process.stdout.readline():
         assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGTERM)
@@ -200,9 +205,9 @@ def test_two_processes_with_workers_that_are_all_told_at_once_save_what_one_has_
 
 
 def test_two_processes_with_shares_of_the_weights_end_where_one_does(
-    tmp_path, split, train, train_flags, start_didicm, weights_of, assert_same, metrics_of
+    tmp_path, split, train, train_flags, fork_python, weights_of, assert_same, metrics_of
 ):
-    """Here the command starts the second process itself."""
+    """Here the command, which is forked, starts the second process itself: `python -m didicm.cli`, as users do."""
     one, two = tmp_path / "one", tmp_path / "two"
     settings = {**split, "epochs": 1, "corrupt_eval": "resolution:7"}
     settings |= {"optimizer__ema": "null", "optimizer__clip": "null"}
@@ -211,7 +216,7 @@ def test_two_processes_with_shares_of_the_weights_end_where_one_does(
         path.write_bytes(b"torn")
     train(one, **settings)
     settings |= {"run__strategy": "fsdp", "run__save_seconds": 0, "run__devices": 2}
-    process = start_didicm("train", *train_flags(two, **settings), under=DIDICM)
+    process = fork_python([*DIDICM, "train", *train_flags(two, **settings)], stdout=PIPE, stderr=PIPE, text=True)
     shown, trouble = process.communicate()
     assert process.returncode == 0, shown + trouble
     assert all(shown.count(f"left out: {path}") == 1 for path in torn), shown  # whichever process met it
