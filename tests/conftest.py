@@ -273,6 +273,25 @@ def once(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def few_images(once):
+    """File of the images that ship with the package, but with a hundred for testing instead of a thousand."""
+    from didicm.data.sources import FASHION_MINI
+
+    def make(folder):
+        with np.load(FASHION_MINI) as file:
+            kept = {name: x[:100] if name.endswith("_test") else x for name, x in file.items()}
+        np.savez(folder / "fashion_mini.npz", **kept)
+
+    return once("few-images", make) / "fashion_mini.npz"
+
+
+@pytest.fixture
+def few_tested(few_images, monkeypatch):
+    """These in place of fashion-mini, here and in forked processes: measuring takes most of the time of a run."""
+    monkeypatch.setattr("didicm.data.sources.FASHION_MINI", few_images)
+
+
+@pytest.fixture(scope="session")
 def run_module():
     """Run what `python -m MODULE` does, in this process; the exit code."""
 

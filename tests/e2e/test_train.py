@@ -27,6 +27,7 @@ from didicm.training.state import HELD, load_state
 from didicm.values import override
 from tests.fuzz.kills import survive
 
+pytestmark = pytest.mark.usefixtures("few_tested")
 DIDICM = (sys.executable, "-m", "didicm.cli")  # a command that starts others like itself
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *DIDICM[1:])
 
@@ -89,27 +90,28 @@ def test_a_second_training_in_one_folder_is_told_who_has_it(tmp_path, fails, tra
     assert os.listdir(tmp_path / "run") == [HELD]
 
 
-@pytest.mark.parametrize("room", [0, 50_000], ids=["nothing fits", "weights do not fit"])
 def test_on_a_full_disk_it_ends_with_one_sentence_and_the_run_goes_on_later(
-    room, tmp_path, train, fails, works, weights_of, assert_same
+    tmp_path, train, fails, works, weights_of, assert_same
 ):
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    train(run, epochs=1)
-    shutil.copytree(run, whole)
+    whole = tmp_path / "whole"
+    train(whole, epochs=1)
+    rooms = {0: "nothing fits", 50_000: "weights do not fit"}
+    runs = {room: shutil.copytree(whole, tmp_path / name) for room, name in rooms.items()}
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-    try:
-        error = fails("train", "--out", run, "--epochs=2", "--extend")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert str(run) in error
-    assert "cannot be written (" in error
-    assert "make room, then run the same command again" in error
-    assert_same(weights_of(whole), weights_of(run))
-    assert not list(run.rglob(".saving-*"))
-    for folder in (whole, run):
+    for room, run in runs.items():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        try:
+            error = fails("train", "--out", run, "--epochs=2", "--extend")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert str(run) in error
+        assert "cannot be written (" in error
+        assert "make room, then run the same command again" in error
+        assert_same(weights_of(whole), weights_of(run))
+        assert not list(run.rglob(".saving-*"))
+    for folder in (whole, *runs.values()):
         works("train", "--out", folder, "--epochs=2", "--extend")
-    assert_same(weights_of(whole), weights_of(run))
+        assert_same(weights_of(whole), weights_of(folder))
 
 
 def test_a_run_that_exists_names_the_one_setting_that_differs(tmp_path, train, fails, works, train_flags):
