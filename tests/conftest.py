@@ -152,10 +152,8 @@ def train_flags():
     return flags
 
 
-def become_didicm(arguments):
-    """Run a command in a process that was just forked, and end."""
-    from didicm.cli.__main__ import main
-
+def become(act):
+    """Do something in a process that was just forked, and end with the exit code that it returns."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     # Whatever the tests have open, and the pipe whose end Popen waits for.
     for name in os.listdir("/proc/self/fd"):
@@ -165,12 +163,38 @@ def become_didicm(arguments):
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     code = 1
     try:
-        code = main(list(map(str, arguments)))
+        code = act()
+    except SystemExit as end:
+        code = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def become_didicm(arguments):
+    """Run a command in a process that was just forked, and end."""
+    from didicm.cli.__main__ import main
+
+    become(lambda: main(list(map(str, arguments))))
+
+
+def become_python(command, environment):
+    """Be `python -m MODULE ...` in a process that was just forked, and end."""
+
+    def run():
+        for number in signal.valid_signals():  # handlers do not outlive a new program
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        if environment is not None:
+            os.environ.clear()
+            os.environ.update(environment)
+        _, *sys.argv = command[command.index("-m") :]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return 0
+
+    become(run)
 
 
 @pytest.fixture(scope="session")
@@ -190,6 +214,19 @@ def start_didicm():
             text=True,
             **options,
         )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def fork_python():
+    """What Popen does for `python -m MODULE ...`, without an interpreter that imports PyTorch anew.
+
+    Where a library starts others like this, put it in place of the Popen of that library.
+    """
+
+    def start(args, env=None, **options):
+        return subprocess.Popen(args, preexec_fn=partial(become_python, list(args), env), **options)
 
     return start
 
@@ -234,6 +271,25 @@ def once(tmp_path_factory):
         return place
 
     return once
+
+
+@pytest.fixture(scope="session")
+def few_images(once):
+    """File of the images that ship with the package, but with a hundred for testing instead of a thousand."""
+    from didicm.data.sources import FASHION_MINI
+
+    def make(folder):
+        with np.load(FASHION_MINI) as file:
+            kept = {name: x[:100] if name.endswith("_test") else x for name, x in file.items()}
+        np.savez(folder / "fashion_mini.npz", **kept)
+
+    return once("few-images", make) / "fashion_mini.npz"
+
+
+@pytest.fixture
+def few_tested(few_images, monkeypatch):
+    """These in place of fashion-mini, here and in forked processes: measuring takes most of the time of a run."""
+    monkeypatch.setattr("didicm.data.sources.FASHION_MINI", few_images)
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,16 @@ import resource
 import shutil
 import signal
 import socket
+import sys
 import tarfile
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import didicm
 from didicm.errors import UserError
@@ -24,8 +27,9 @@ from didicm.training.state import HELD, load_state
 from didicm.values import override
 from tests.fuzz.kills import survive
 
-DIDICM = ("-m", "didicm.cli")  # a command that starts others like itself
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *DIDICM)
+pytestmark = pytest.mark.usefixtures("few_tested")
+DIDICM = (sys.executable, "-m", "didicm.cli")  # a command that starts others like itself
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *DIDICM[1:])
 
 
 @pytest.fixture
@@ -86,27 +90,28 @@ def test_a_second_training_in_one_folder_is_told_who_has_it(tmp_path, fails, tra
     assert os.listdir(tmp_path / "run") == [HELD]
 
 
-@pytest.mark.parametrize("room", [0, 50_000], ids=["nothing fits", "weights do not fit"])
 def test_on_a_full_disk_it_ends_with_one_sentence_and_the_run_goes_on_later(
-    room, tmp_path, train, fails, works, weights_of, assert_same
+    tmp_path, train, fails, works, weights_of, assert_same
 ):
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    train(run, epochs=1)
-    shutil.copytree(run, whole)
+    whole = tmp_path / "whole"
+    train(whole, epochs=1)
+    rooms = {0: "nothing fits", 50_000: "weights do not fit"}
+    runs = {room: shutil.copytree(whole, tmp_path / name) for room, name in rooms.items()}
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-    try:
-        error = fails("train", "--out", run, "--epochs=2", "--extend")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert str(run) in error
-    assert "cannot be written (" in error
-    assert "make room, then run the same command again" in error
-    assert_same(weights_of(whole), weights_of(run))
-    assert not list(run.rglob(".saving-*"))
-    for folder in (whole, run):
+    for room, run in runs.items():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        try:
+            error = fails("train", "--out", run, "--epochs=2", "--extend")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert str(run) in error
+        assert "cannot be written (" in error
+        assert "make room, then run the same command again" in error
+        assert_same(weights_of(whole), weights_of(run))
+        assert not list(run.rglob(".saving-*"))
+    for folder in (whole, *runs.values()):
         works("train", "--out", folder, "--epochs=2", "--extend")
-    assert_same(weights_of(whole), weights_of(run))
+        assert_same(weights_of(whole), weights_of(folder))
 
 
 def test_a_run_that_exists_names_the_one_setting_that_differs(tmp_path, train, fails, works, train_flags):
@@ -167,17 +172,20 @@ def split(tmp_path, make_folder):
         "batch_size": 8,
         "optimizer__name": "sgd",
         "optimizer__lr": 0.05,
+        "optimizer__warmup_epochs": 0,  # so that few steps change the weights by more than the tolerance
         "draws_per_image": 2,
     }
 
 
 def test_two_processes_with_workers_that_are_all_told_at_once_save_what_one_has_after_as_many_steps(
-    tmp_path, split, start_didicm, train_flags, assert_same
+    tmp_path, split, fork_python, monkeypatch, train_flags, assert_same
 ):
-    """Each is told twice: torchrun passes on what it is told itself."""
+    """Loading workers are told beside the process that they serve: torchrun passes it on to both."""
+    monkeypatch.setattr(subprocess_handler, "Popen", fork_python)  # of torchrun, for the processes that it starts
     one, two = tmp_path / "one", tmp_path / "two"
     settings = {**split, "corrupt_train": "noise:1", "run__workers": 1, "run__strategy": "ddp", "epochs": 1000}
-    process = start_didicm("train", *train_flags(two, **settings), under=TORCHRUN, start_new_session=True)
+    command = [*TORCHRUN, "train", *train_flags(two, **settings)]
+    process = fork_python(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
     while "step " not in process.stdout.readline():
         assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGTERM)
@@ -200,9 +208,9 @@ def test_two_processes_with_workers_that_are_all_told_at_once_save_what_one_has_
 
 
 def test_two_processes_with_shares_of_the_weights_end_where_one_does(
-    tmp_path, split, train, train_flags, start_didicm, weights_of, assert_same, metrics_of
+    tmp_path, split, train, train_flags, fork_python, weights_of, assert_same, metrics_of
 ):
-    """Here the command starts the second process itself."""
+    """Here the command, which is forked, starts the second process itself: `python -m didicm.cli`, as users do."""
     one, two = tmp_path / "one", tmp_path / "two"
     settings = {**split, "epochs": 1, "corrupt_eval": "resolution:7"}
     settings |= {"optimizer__ema": "null", "optimizer__clip": "null"}
@@ -211,7 +219,7 @@ def test_two_processes_with_shares_of_the_weights_end_where_one_does(
         path.write_bytes(b"torn")
     train(one, **settings)
     settings |= {"run__strategy": "fsdp", "run__save_seconds": 0, "run__devices": 2}
-    process = start_didicm("train", *train_flags(two, **settings), under=DIDICM)
+    process = fork_python([*DIDICM, "train", *train_flags(two, **settings)], stdout=PIPE, stderr=PIPE, text=True)
     shown, trouble = process.communicate()
     assert process.returncode == 0, shown + trouble
     assert all(shown.count(f"left out: {path}") == 1 for path in torn), shown  # whichever process met it

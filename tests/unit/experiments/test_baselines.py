@@ -23,10 +23,12 @@ BASELINES = {
 
 
 @pytest.fixture(scope="module")
-def fought(tiny, tmp_path_factory):
+def fought(tiny, few_images, tmp_path_factory):
     """Folder of a study with baselines at the same inference cost."""
     out = tmp_path_factory.mktemp("fought")
-    run_study(tiny(**BASELINES), out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("didicm.data.sources.FASHION_MINI", few_images)
+        run_study(tiny(**BASELINES), out)
     return out
 
 
@@ -61,6 +63,7 @@ def test_members_see_the_same_images_with_other_weights(tiny, fought):
     assert (members[0].model.fc.weight != members[1].model.fc.weight).any()
 
 
+@pytest.mark.usefixtures("few_tested")
 def test_an_ensemble_that_was_interrupted_goes_on(tiny, fought, tmp_path, monkeypatch):
     study, train, trained = tiny(**{**BASELINES, "methods": BASELINES["methods"][1:]}), execute.train, []
 
@@ -84,6 +87,7 @@ def test_an_ensemble_that_was_interrupted_goes_on(tiny, fought, tmp_path, monkey
     assert result.train_seconds is None
 
 
+@pytest.mark.usefixtures("few_tested")
 def test_snapshots_of_one_training_are_measured_as_an_ensemble(tiny, tmp_path):
     methods = [{"name": "standard", "variant": "snapshots", "method": "standard", "optimizer.snapshots": 2}]
     study = tiny(seeds=1, methods=methods)

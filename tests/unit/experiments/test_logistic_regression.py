@@ -19,8 +19,9 @@ STUDY = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("few_tested")
 def test_it_joins_the_results_of_a_study_once(tmp_path, run_module):
-    user = {"model_args.backbone": "resnet10t", "model_args.pretrained": False}
+    user = {"model_args.backbone": "test_resnet", "model_args.pretrained": False}
     write_plan(tmp_path, plan_runs(make_study(STUDY, "few"), "fashion-mini", None, user)[1])
     for _ in range(2):
         assert run_module("benchmarks.logistic_regression", tmp_path) == 0

@@ -136,6 +136,7 @@ def test_a_schedulers_signal_saves_the_training_and_frees_the_folder(stop, tiny,
         pass
 
 
+@pytest.mark.usefixtures("few_tested")
 def test_a_run_that_another_job_is_at_is_waited_for(tiny, tmp_path):
     run = runs_of(tiny())[0]
     folder = write_run(tmp_path, tmp_path, run)
@@ -161,14 +162,15 @@ def test_a_second_study_samples_the_networks_of_the_first(tiny, whole, tmp_path)
     assert not (tmp_path / "second" / "runs").exists()
 
 
+@pytest.mark.usefixtures("few_tested")
 def test_without_held_out_images_all_are_for_training_and_there_is_no_temperature(tiny, tmp_path):
     (result,) = run_study(tiny(held_out=0, methods=[{"name": "s", "method": "standard"}], seeds=1), tmp_path)
-    assert (result.num_train, result.num_held_out, result.num_test) == (100, 0, 1000)
+    assert (result.num_train, result.num_held_out, result.num_test) == (100, 0, 100)
     assert result.measurements[0].temperature is None
     assert result.measurements[0].scaled_metrics is None
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("unrendered", "few_tested")
 def test_a_network_whose_labels_are_all_masked_is_asked_once_and_has_no_steps_to_draw(tiny, tmp_path):
     masked = {"name": "DiDiCM", "mask": 1.0, "sampler.method": "readout"}
     study = tiny(methods=[masked, {"name": "standard", "method": "standard"}], seeds=1)
@@ -276,7 +278,10 @@ def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path):
 
 def test_a_grid_lists_a_folder_once_and_sees_when_it_changes(tiny, tmp_path, make_folder, write, scans):
     data, out = make_folder(tmp_path / "data", count=12), tmp_path / "out"
-    study = tiny({"batch_size": 4, "epochs": 1, "image.channels": 3}, fractions=[1.0])
+    methods = [
+        {"name": f"smoothed by {x}", "method": "standard", "augment.label_smoothing": x} for x in (0.1, 0.2)
+    ]
+    study = tiny({"batch_size": 4, "epochs": 1, "image.channels": 3}, fractions=[1.0], methods=methods)
 
     def run(seeds):
         scans.clear()
