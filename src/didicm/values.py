@@ -6,6 +6,7 @@ A settings class is a frozen dataclass; its fields may be other such classes, or
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -95,8 +96,14 @@ def flatten(config: Any) -> dict[str, Any]:
 
 def field_types(cls: type) -> dict[str, Any]:
     """Types of a dataclass's fields, with their ranges."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     return {item.name: hints[item.name] for item in fields(cls)}
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """What a class says of its fields: to find out takes long, and every change of a setting asks again."""
+    return get_type_hints(cls, include_extras=True)
 
 
 def setting_types(cls: type) -> dict[str, Any]:
