@@ -195,8 +195,15 @@ def start_didicm():
 
 
 @pytest.fixture
-def unrendered(monkeypatch):
-    """Figures are made but not rendered, which takes seconds: for tests that do not look at them."""
+def few_pictures(monkeypatch):
+    """Figures of a report show two images each: to draw them all takes seconds."""
+    for number in ("SHOWN", "ERRORS"):
+        monkeypatch.setattr(f"didicm.report.images.{number}", 2)
+
+
+@pytest.fixture
+def unrendered(monkeypatch, few_pictures):
+    """Figures are made but not laid out or rendered, which takes seconds: for tests that do not look at them."""
 
     def savefig(figure, place, metadata=None, **options):
         if isinstance(place, Path):
@@ -206,6 +213,7 @@ def unrendered(monkeypatch):
             Image.new("L", (1, 1)).save(place, "PNG", pnginfo=told)
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
+    monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
 
 
 @pytest.fixture
