@@ -232,7 +232,14 @@ def fork_python():
 
 
 @pytest.fixture
-def unrendered(monkeypatch):
+def few_pictures(monkeypatch):
+    """Figures of a report show two images each: to draw them all takes seconds."""
+    for number in ("SHOWN", "ERRORS"):
+        monkeypatch.setattr(f"didicm.report.images.{number}", 2)
+
+
+@pytest.fixture
+def unrendered(monkeypatch, few_pictures):
     """Figures are made but not laid out or rendered, which takes seconds: for tests that do not look at them."""
 
     def savefig(figure, place, metadata=None, **options):

@@ -1,7 +1,9 @@
 """Settings of a training run: these dataclasses are the YAML keys and the command line's flags."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -210,7 +212,14 @@ def read_recipe(name: str, method: str) -> dict[str, Any]:
     if name not in recipes():
         raise UserError(f"unknown recipe {name!r}: {did_you_mean(name, recipes())}")
     special = RECIPES / f"{name}-standard.yaml"
-    return read_yaml(special if method == "standard" and special.exists() else RECIPES / f"{name}.yaml")
+    path = special if method == "standard" and special.exists() else RECIPES / f"{name}.yaml"
+    return deepcopy(_read_shipped(path))
+
+
+@cache
+def _read_shipped(path: Path) -> dict[str, Any]:
+    """A file of the package, which stays as it is: a study asks for the same recipe for each of its runs."""
+    return read_yaml(path)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

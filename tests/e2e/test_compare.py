@@ -13,7 +13,7 @@ TINY = [
 ]
 
 
-def test_compare_runs_resumes_extends_and_reports(tmp_path, request, works, fails):
+def test_compare_runs_resumes_extends_and_reports(tmp_path, request, works, fails, few_pictures):
     out = tmp_path / "out"
     methods = "--methods=standard,didicm-few"
     shown = works("compare", *TINY, methods, f"--out={out}", "--seeds=1").out

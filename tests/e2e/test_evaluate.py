@@ -123,7 +123,8 @@ def test_evaluate_takes_the_images_that_training_held_out(standard_run, folder, 
     stored = load_posteriors(tmp_path / "x" / "posteriors.safetensors")
     assert stored.image_names == [data.val.name(i) for i in range(36)]
     assert metrics(tmp_path / "x")["nfe"] == 1
-    shown = works("evaluate", standard_run, "--data", folder, "--split", "train", "--out", tmp_path / "y").out
+    split = ("--split", "train", "--workers", 0)
+    shown = works("evaluate", standard_run, "--data", folder, *split, "--out", tmp_path / "y").out
     assert "54 images: training split" in shown
 
 
@@ -183,7 +184,8 @@ def test_evaluate_mistakes(diffusion_run, standard_run, folder, tmp_path, capsys
 
 def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, works):
     run = copy(diffusion_run, tmp_path)
-    shown = works("calibrate", run, "--data", "fashion-mini", "--alpha", 0.2).out
+    data = ("--data", "fashion-mini", "--workers", 0)
+    shown = works("calibrate", run, *data, "--alpha", 0.2).out
     for word in ("temperature", "on the other 500 images", "NLL", "ECE", "LAC", "APS", "80 %", "calibration.json"):
         assert word in shown
     stored = json.loads((run / "best" / "calibration.json").read_text())
@@ -195,11 +197,11 @@ def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, work
         assert 0.73 < stored["check"][method]["coverage"] < 0.87  # 0.8, and noise of 500 images on both sides
         assert 1 <= stored["check"][method]["mean_size"] <= 10
 
-    shown = works("evaluate", run, "--data", "fashion-mini", "--out", tmp_path / "with").out
+    shown = works("evaluate", run, *data, "--out", tmp_path / "with").out
     assert f"temperature {stored['temperature']:.3g}" in shown
     assert "note: 500 images are left out, as the calibration was fitted on them" in shown
     assert "note: 1000 of the 1000 images chose the weights in best/" in shown
-    works("evaluate", run, "--data", "fashion-mini", "--no-calibration", "--out", tmp_path / "without")
+    works("evaluate", run, *data, "--no-calibration", "--out", tmp_path / "without")
     fitted, plain = metrics(tmp_path / "with"), metrics(tmp_path / "without")
     assert fitted["temperature"] == stored["temperature"]
     assert (fitted["num_images"], plain["num_images"]) == (500, 1000)
@@ -208,7 +210,7 @@ def test_calibrate_fits_reports_stores_and_is_used(diffusion_run, tmp_path, work
     assert plain["conformal"] == {}
     posteriors = load_posteriors(tmp_path / "with" / "posteriors.safetensors")
     assert fitted["metrics"] == evaluate_probs(posteriors.probs, posteriors.labels)
-    shown = works("evaluate", run, "--data", "fashion-mini", "--sampler.steps", 1, "--out", tmp_path / "other").out
+    shown = works("evaluate", run, *data, "--sampler.steps", 1, "--out", tmp_path / "other").out
     assert "left out: it was fitted with steps 2" in shown
 
 
@@ -227,7 +229,7 @@ def test_calibrate_refuses_what_the_model_was_trained_on(
     assert "--split train is what the model was trained on" in error
     link = tmp_path / "link"
     link.symlink_to(folder)
-    works("calibrate", run, "--data", link)  # the same folder: its held-out part
+    works("calibrate", run, "--data", link, "--workers", 0)  # the same folder: its held-out part
     for name in ("ant", "bee", "cat"):
         (tmp_path / "links").mkdir(exist_ok=True)
         (tmp_path / "links" / name).symlink_to(folder / name)
@@ -235,7 +237,7 @@ def test_calibrate_refuses_what_the_model_was_trained_on(
     assert "trained on 54 of the 90 images" in error
     other = make_folder(tmp_path / "other", classes=("ant", "bee", "cat"), count=10)
     assert "a calibration from 18 images, more than these 15" in fails("calibrate", run, "--data", other)
-    assert "30 images: all of" in works("calibrate", run, "--data", other, "--replace").out
+    assert "30 images: all of" in works("calibrate", run, "--data", other, "--replace", "--workers", 0).out
 
 
 def test_calibrate_mistakes(diffusion_run, standard_run, folder, tmp_path, fails):
@@ -251,7 +253,7 @@ def test_calibrate_mistakes(diffusion_run, standard_run, folder, tmp_path, fails
 
 def test_a_calibration_of_other_weights_is_refused(diffusion_run, tmp_path, fails, works, make_folder):
     model = shutil.copytree(diffusion_run / "best", tmp_path / "model")
-    printed = works("calibrate", model, "--data", "fashion-mini").out
+    printed = works("calibrate", model, "--data", "fashion-mini", "--workers", 0).out
     assert "does not say what it was trained on" in printed
     weights = load_file(model / "model.safetensors")
     checkpoint = didicm.load(model)
@@ -276,7 +278,7 @@ def test_predict_shows_a_table_an_image(diffusion_run, tmp_path, works):
     assert shown.out.count("entropy") == 2
     assert shown.out.count(" %") == 4
     assert "not calibrated" in shown.err
-    works("calibrate", run, "--data", "fashion-mini")
+    works("calibrate", run, "--data", "fashion-mini", "--workers", 0)
     (tmp_path / "0.png").rename(tmp_path / "[red]0.png")
     shown = works("predict", run, tmp_path / "[red]0.png")
     assert str(tmp_path / "[red]0.png") in shown.out  # nothing that rich may read as colour
@@ -315,7 +317,7 @@ def test_predict_json_goes_on_after_unreadable_images(diffusion_run, tmp_path, c
     assert "notes.txt" not in printed.err
 
 
-def test_predict_draws_trajectories(diffusion_run, tmp_path, monkeypatch, works, make_folder):
+def test_predict_draws_trajectories(diffusion_run, tmp_path, monkeypatch, request, works, make_folder):
     folder = make_folder(tmp_path / "images", classes=("a",), count=2)
     picture = tmp_path / "new" / "t.png"
     shown = works("predict", diffusion_run, folder, "--trajectory", picture, "--sampler.steps", 4, "--json")
@@ -325,6 +327,7 @@ def test_predict_draws_trajectories(diffusion_run, tmp_path, monkeypatch, works,
     with Image.open(picture) as image:
         assert image.size[0] > 700
         assert len(image.convert("RGB").getcolors(2**24)) > 100
+    request.getfixturevalue("unrendered")  # seen once, and slow
     monkeypatch.setattr("didicm.cli.predict.MOST_DRAWN", 1)
     shown = works(
         "predict", diffusion_run, folder, "--trajectory", tmp_path / "m.png", "--json", "--sampler.steps", 1
@@ -345,7 +348,7 @@ def test_predict_mistakes(diffusion_run, standard_run, tmp_path, fails, works, m
 
 def test_a_checkpoint_of_the_released_code(tmp_path, folder, fails, works, make_folder):
     torch.manual_seed(0)
-    net = ReleasedNet((2, 2, 2, 2), 1, 3).eval()
+    net = ReleasedNet((1, 1, 1), 1, 3).eval()
     released = write_released(tmp_path / "model.pth.tar", net)
     names = tmp_path / "names.txt"
     names.write_text("cat\nbee\nant\n")

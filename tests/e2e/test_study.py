@@ -116,8 +116,8 @@ def test_the_other_studies_run_too(name, tmp_path, shrink, works):
         (["main-cpu", "--set=epoch=3"], "no setting 'epoch'"),
         (["main-cpu", "--set=optimizer.lr=fast"], "optimizer.lr must be a number, got 'fast'"),
         (["main-cpu", "--set=model_args.parameterization=posterior", "--set=epochs=many"], "epochs must be"),
-        (["main-cpu", "--cluster=slurm_partition=gpu"], "--cluster is for --executor slurm or ray"),
-        (["main-cpu", "--devices=3"], "batch_size 50 does not split evenly over 3 processes"),
+        (["solvers-cpu", "--cluster=slurm_partition=gpu"], "--cluster is for --executor slurm or ray"),
+        (["solvers-cpu", "--devices=3"], "batch_size 50 does not split evenly over 3 processes"),
     ],
 )
 def test_mistakes_are_one_sentence_and_write_nothing(arguments, message, tmp_path, fails):

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from didicm.errors import UserError
-from didicm.settings import TrainConfig, load_recipe, read_yaml, recipes, to_yaml
+from didicm.settings import TrainConfig, load_recipe, read_recipe, read_yaml, recipes, to_yaml
 from didicm.values import Count, Natural, Range, coerce, flatten, is_mapping, override, setting_types
 
 
@@ -16,6 +16,17 @@ def test_every_recipe_survives_yaml(name, method, tmp_path):
     assert config.method == method
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert override(TrainConfig(), read_yaml(tmp_path / "config.yaml")) == config
+
+
+def test_what_one_does_with_a_recipe_is_unseen_by_others():
+    """Its file is read once."""
+    said = read_recipe("finetune", "diffusion")
+    assert said["model_args"]["backbone"]
+    said["model_args"]["backbone"] = "resnet18"
+    config = load_recipe("finetune")
+    config.model_args.clear()
+    assert read_recipe("finetune", "diffusion")["model_args"]["backbone"] != "resnet18"
+    assert load_recipe("finetune") != config
 
 
 def test_names_may_be_dotted_nested_and_dashed_and_later_changes_win():

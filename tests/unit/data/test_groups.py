@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from didicm.data import stratified_split
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 6), st.floats(0.05, 0.9))
 def test_no_group_is_parted_and_every_class_is_trained(seed, count, classes, fraction):
     rng = np.random.default_rng(seed)

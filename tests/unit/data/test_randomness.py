@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from didicm.data import DataError, stratified_split, subset
@@ -9,14 +9,17 @@ from didicm.data.randomness import epoch_order, occurrences
 label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
 fractions = st.floats(0.01, 1)
 seeds = st.integers(0, 2**32)
+some = settings(max_examples=40)  # each takes milliseconds, most of them to draw the labels
 
 
+@some
 @given(label_lists, fractions, fractions, seeds)
 def test_subsets_are_nested(labels, a, b, seed):
     small, large = subset(labels, min(a, b), seed), subset(labels, max(a, b), seed)
     assert set(small) <= set(large)
 
 
+@some
 @given(label_lists, fractions, seeds)
 def test_subset_keeps_the_share_of_every_class(labels, fraction, seed):
     kept = subset(labels, fraction, seed)
@@ -27,6 +30,7 @@ def test_subset_keeps_the_share_of_every_class(labels, fraction, seed):
         assert n == 1 or abs(n - fraction * count) <= 0.5
 
 
+@some
 @given(label_lists, seeds)
 def test_whole_subset_is_everything(labels, seed):
     assert subset(labels, 1.0, seed).tolist() == list(range(len(labels)))
@@ -41,6 +45,7 @@ def test_subset_depends_on_the_seed_and_on_nothing_else():
     assert len(choices) > 1  # classes differ in theirs
 
 
+@some
 @given(label_lists, st.floats(0.01, 0.99), seeds)
 def test_split_is_a_partition_that_trains_on_every_class(labels, fraction, seed):
     train, val = stratified_split(labels, fraction, seed)
@@ -52,6 +57,7 @@ def test_split_is_a_partition_that_trains_on_every_class(labels, fraction, seed)
         assert held == count - 1 or abs(held - fraction * count) <= 1
 
 
+@some
 @given(st.integers(2, 40), st.integers(2, 9), seeds)
 def test_many_small_classes_still_give_a_validation_split(classes, each, seed):
     labels = np.repeat(np.arange(classes), each)
@@ -59,6 +65,7 @@ def test_many_small_classes_still_give_a_validation_split(classes, each, seed):
     assert len(val) == min(max(1, int(0.1 * len(labels) + 0.5)), classes * (each - 1))
 
 
+@some
 @given(st.integers(2, 9), st.integers(2, 9), seeds)
 def test_a_whole_number_is_so_many_images_per_class(few, more, seed):
     labels = np.repeat(np.arange(3), [4, 8, 12])

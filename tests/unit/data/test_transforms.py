@@ -32,8 +32,9 @@ def test_evaluation_is_timms_to_the_pixel(size, side, crop_pct, interpolation, p
     from timm.data.transforms_factory import transforms_imagenet_eval
 
     theirs = transforms_imagenet_eval(side, crop_pct=crop_pct, interpolation=interpolation, normalize=False)
-    ours = EvalTransform(side, crop_pct=crop_pct, interpolation=interpolation).prepare(picture(0, size))
-    assert torch.equal(to_tensor([ours])[0], theirs(picture(0, size)))
+    image = picture(0, size)
+    ours = EvalTransform(side, crop_pct=crop_pct, interpolation=interpolation).prepare(image)
+    assert torch.equal(to_tensor([ours])[0], theirs(image))
 
 
 def test_evaluation_normalises_as_timm_does(picture):

@@ -1,5 +1,6 @@
 import json
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +44,14 @@ SMALL = {
 }
 
 
+@cache
+def runs_of(name):
+    """Runs of a study that ships, with one seed: several tests look at those of the large ones."""
+    return load_study(name).runs("fashion-mini", 1)
+
+
 def keys(name, method):
-    return {run.key for run in load_study(name).runs("fashion-mini", 1) if str(run.method) == method}
+    return {run.key for run in runs_of(name) if str(run.method) == method}
 
 
 def test_every_study_has_both_forms():
@@ -64,7 +71,7 @@ def test_every_study_can_be_made_into_runs_and_stored(name):
 
 
 def test_the_imagenet_form_is_the_papers_recipe():
-    runs = load_study("main-imagenet").runs("fashion-mini", 1)
+    runs = runs_of("main-imagenet")
     assert len(runs) == 4 * 9
     wanted = {  # table tab:aug and the text of the appendix
         "standard, Weak Aug": (2e-3, True, 1024, 0.0, 0.0, "cross-entropy"),
@@ -92,7 +99,7 @@ def test_the_imagenet_form_is_the_papers_recipe():
 
 def test_the_released_form_is_the_released_recipes_and_sampler():
     """Nothing of the study but the size and number of images departs from what produced the published numbers."""
-    runs = load_study("released-imagenet").runs("fashion-mini", 1)
+    runs = runs_of("released-imagenet")
     assert len(runs) == 4 * 9
     for run in runs:
         recipe = {"Weak Aug": "official-weak", "Strong Aug": "official-strong"}[run.method.variant]
@@ -116,7 +123,7 @@ def test_stems_differ_in_the_stem_alone_and_two_of_them_are_the_released_ones(fo
     assert keys(f"stems-{form}", "standard, 7x7 stem") == released["standard"]
     assert keys(f"stems-{form}", "DiDiCM-CP, 3x3 stem") == released["DiDiCM-CP"]
     others, stems = {}, {}
-    for run in load_study(f"stems-{form}").runs("fashion-mini", 1):
+    for run in runs_of(f"stems-{form}"):
         network = run.config.method, run.config.model, str(run.config.model_args)  # which conditions share
         if network not in stems:
             with torch.device("meta"):
@@ -139,7 +146,7 @@ def test_studies_share_the_networks_that_they_have_in_common(form):
 
 
 def test_chains_are_many_only_where_the_papers_figure_needs_them():
-    for run in load_study("efficiency-imagenet").runs("fashion-mini", 1):
+    for run in runs_of("efficiency-imagenet"):
         if run.method.baseline:
             assert not run.samplers  # they are of DiDiCM's networks
             continue

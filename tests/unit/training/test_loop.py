@@ -78,9 +78,9 @@ def test_the_condition_of_a_diffusion_classifier_grows_from_zero(optimizer, trai
 def test_a_deep_trunk_learns_few_images_while_its_condition_grows(optimizer, lr, tiny_config, tmp_path):
     """With AdamW only if the condition starts at zero; with LAMB only if it leaves zero, but not in long steps."""
     settings = {"optimizer__name": optimizer, "optimizer__lr": lr, "epochs": 1, "optimizer__warmup_epochs": 0.1}
-    config, total = tiny_config(tmp_path, **settings), 200
+    config, total = tiny_config(tmp_path, **settings), 120
     data = open_data("fashion-mini", channels=1).train
-    chosen = subset(data.labels, 4, seed=0)
+    chosen = subset(data.labels, 2, seed=0)
     transform = EvalTransform(14, 1, crop_pct=1.0)
     image = torch.stack([transform(data.load(int(i))) for i in chosen])
     label = torch.from_numpy(data.labels[chosen])
@@ -91,8 +91,7 @@ def test_a_deep_trunk_learns_few_images_while_its_condition_grows(optimizer, lr,
     scheduler = make_scheduler(config, moving, total, total)
     for step in range(total):
         scheduler.step_update(step)
-        few = torch.randperm(len(image))[:20]
-        classifier.loss(image[few], target_distribution(label[few], 10)).backward()
+        classifier.loss(image, target_distribution(label, 10)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         moving.step()
         moving.zero_grad()
@@ -131,7 +130,7 @@ def test_every_optimiser_learns_with_noise_embedded_otherwise_and_masked_labels(
     optimizer, train, metrics_of, tmp_path
 ):
     settings = {"model_args__noise_embedding": "log", "mask": 0.3, "draws_per_image": 4, "batch_size": 10}
-    settings |= {"epochs": 10, "run__validate_epochs": 10, "run__workers": 0, "optimizer__warmup_epochs": 0}
+    settings |= {"epochs": 5, "run__validate_epochs": 5, "run__workers": 0, "optimizer__warmup_epochs": 0}
     train(
         optimizer__name=optimizer, optimizer__lr={"adamw": 3e-3, "lamb": 1e-2, "sgd": 0.05}[optimizer], **settings
     )

@@ -209,8 +209,9 @@ def test_sampling_has_no_number_in_float64_even_where_it_stops_early(make_checkp
     assert found.nfe["early"] < found.nfe["whole"]
 
 
-def test_too_many_skipped_steps_in_a_row_end_the_run_with_advice(train, tmp_path, scaled_fabric):
+def test_too_many_skipped_steps_in_a_row_end_the_run_with_advice(train, tmp_path, scaled_fabric, monkeypatch):
+    monkeypatch.setattr(steps, "MAX_SKIPPED", 7)
     scaled_fabric(math.inf)
     with pytest.raises(UserError, match=r"training cannot go on; try a lower optimizer\.lr"):
-        train(epochs=20, run__precision="bf16-mixed", run__validate_epochs=20)
+        train(epochs=4, run__precision="bf16-mixed", run__validate_epochs=4)
     assert load_state(tmp_path / "run")[0].skipped_steps == steps.MAX_SKIPPED
