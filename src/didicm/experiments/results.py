@@ -140,7 +140,7 @@ class Plan(_Stored):
             values = GONE | _leaves(new.settings.get(f"{other}, {d}", {}))
             for name, value in _leaves(self.settings.get(f"{m}, {c}", {})).items():
                 if name not in own and values.get(name, value) != value:
-                    return f"{name} is {value}, not {values[name]}"
+                    return f"{name} is {value}, {'no longer an option' if name in GONE else f'not {values[name]}'}"
         for name in ("samplers", "baseline_samplers"):
             asked, wanted = getattr(before, name), getattr(now, name)
             if [(s.name, s.settings) for s in asked] != [(s.name, s.settings) for s in wanted]:
