@@ -137,6 +137,17 @@ def test_a_text_file_is_an_error_that_the_next_image_clears(visit, address, writ
     expect(page.get_by_role("img", name="your image photo.png")).to_be_visible()
 
 
+def test_an_image_that_is_chosen_before_the_page_knows_its_model_is_answered(visit, address, write, tmp_path):
+    page, held = visit(address), []
+    page.route("**/info", lambda route: held.append(route))
+    page.reload()
+    page.get_by_label("Choose an image file").set_input_files(write(tmp_path / "photo.png"))
+    while not held:
+        page.wait_for_timeout(10)
+    held[0].continue_()
+    expect(page.get_by_role("slider")).to_be_visible()
+
+
 def test_the_conformal_set_of_an_example_is_shown(visit, address, models):
     examples = find_examples(None, models["shoes"].class_names, Limits())
     expected = {item.name: models["shoes"](item.data) for item in examples}

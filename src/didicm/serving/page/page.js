@@ -8,6 +8,7 @@ const $ = (id) => document.getElementById(id);
 const percent = (p) => (100 * p).toFixed(p > 0.9995 || p < 0.0005 ? 0 : 1) + "\u00a0%";
 
 let info = null;
+let started = null; // a promise: the model is known, or why not is told
 let shown = []; // one entry per model: its name, its answer, and how to show it at a step
 let asked = 0; // the number of the latest question: older answers are dropped
 let player = null;
@@ -251,8 +252,10 @@ function play() {
   }, 500);
 }
 
-function take(files) {
-  if (info && files?.length) predict(files[0], `your image ${files[0].name}`);
+async function take(files) {
+  const [file] = files ?? [];
+  await started; // an image may come before the page knows its model
+  if (info && file) predict(file, `your image ${file.name}`);
 }
 
 $("file").addEventListener("change", (event) => { take(event.target.files); event.target.value = ""; });
@@ -262,7 +265,7 @@ $("access").addEventListener("submit", (event) => {
   event.preventDefault();
   token = $("token").value;
   $("access").hidden = true;
-  start();
+  started = start();
 });
 document.addEventListener("paste", (event) => take(event.clipboardData.files));
 document.addEventListener("dragover", (event) => { event.preventDefault(); $("drop").classList.add("over"); });
@@ -272,4 +275,4 @@ document.addEventListener("drop", (event) => {
   $("drop").classList.remove("over");
   take(event.dataTransfer.files);
 });
-start();
+started = start();
