@@ -257,25 +257,27 @@ def _on_rates(folders: list[Path]) -> Iterator[str]:
             if len(lengths) < len(own):
                 by_length.append(start.nll - min(lengths))
                 by_rates.append(min(lengths) - min(t.nll for t in own))
-    tested = [
-        change
+    tried = [
+        found
         for (length, all_three), methods in WIDER.items()
-        for change in _wider(folders[0].with_name(length), folders[0].with_name(all_three), methods)
+        for found in _wider(folders[0].with_name(length), folders[0].with_name(all_three), methods)
     ]
-    if by_rates and tested:
+    if by_rates and tried:
+        tested, held_out = zip(*tried, strict=True)
         more = "less" if fmean(by_rates) < fmean(by_length) else "no less"
         yield (
             f"- **Learning rate and weight decay matter {more} than length**: the best of four lengths lowered "
             f"the NLL on held-out images by {fmean(by_length):.3f} in the mean, learning rate and weight decay by "
             f"another {fmean(by_rates):.3f}, at most {max(by_rates):.3f} ({len(by_rates)} searches). On test "
-            "images, where both were tried (wrong labels or strong augmentation, with 40 to 200 held-out images), "
-            f"choosing them too changed the NLL by {min(tested):+.3f} to {max(tested):+.3f}, "
-            f"{fmean(tested):+.3f} in the mean: few held-out images choose by chance."
+            "images, where both were tried (wrong labels or strong augmentation, with "
+            f"{min(held_out)} to {max(held_out)} held-out images), choosing them too changed the NLL by "
+            f"{min(tested):+.3f} to {max(tested):+.3f}, {fmean(tested):+.3f} in the mean: few held-out images "
+            "choose by chance."
         )
 
 
-def _wider(length: Path, all_three: Path, methods: tuple[tuple[str, str], ...]) -> Iterator[float]:
-    """How the NLL of the same methods changes, as trained, between two studies of the same conditions."""
+def _wider(length: Path, all_three: Path, methods: tuple[tuple[str, str], ...]) -> Iterator[tuple[float, int]]:
+    """How the NLL of methods changes, as trained, between studies of the same conditions, and images held out."""
     if (one := read_study(length)) and (other := read_study(all_three)):
         for condition in (c for c in other[1].conditions() if c in one[1].conditions()):
             for names in methods:
@@ -287,7 +289,7 @@ def _wider(length: Path, all_three: Path, methods: tuple[tuple[str, str], ...]) 
                     ).estimate(NLL)
                     for (_, rows), name in zip((one, other), names, strict=True)
                 )
-                yield after.mean - before.mean
+                yield after.mean - before.mean, other[1].select(condition=condition)[0].run.num_held_out
 
 
 def _on_backbones(folder: Path) -> Iterator[str]:
