@@ -151,15 +151,15 @@ class ArraySet(ImageSet):
 
 
 class MemorySet(ArraySet):
-    """Another set's images, decoded once. What could not be read stays unreadable, with the same message."""
+    """Another set's images, decoded and settled once. What could not be read stays unreadable."""
 
-    def __init__(self, source: ImageSet) -> None:
+    def __init__(self, source: ImageSet, settle: Callable[[Picture], Picture] = lambda image: image) -> None:
         self._source = source
         self._failed: dict[int, str] = {}
         images = [np.zeros((0, 0), dtype=np.uint8)] * len(source)
         for i in range(len(source)):
             try:
-                images[i] = np.array(source.load(i))
+                images[i] = np.array(settle(source.load(i)))
             except UnreadableImageError as error:
                 self._failed[i] = str(error)
         super().__init__(images, source.labels, source.class_names, channels=source.channels, origin=source)

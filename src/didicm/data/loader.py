@@ -50,6 +50,7 @@ class Batches(Dataset[Batch]):
     rank: int
     world_size: int
     finish: bool  # else that is left to the GPU
+    settled: bool  # whether the images come as `transform.settle` leaves them
 
     def __post_init__(self) -> None:
         self.labels = self.images.labels
@@ -59,9 +60,9 @@ class Batches(Dataset[Batch]):
         # Training drops what does not fill a batch, but has at least one.
         self.count = max(1, whole) if self.train else whole + (rest > self.rank)
         self.stacked: Tensor | None = None
-        if isinstance(self.images, MemorySet) and self.corruptions == (None,):
+        if isinstance(self.images, MemorySet) and self.settled and self.transform.vectorised:
             stacked = self.images.stacked()
-            if stacked is not None and self.transform.keeps((stacked.shape[2], stacked.shape[1])):
+            if stacked is not None:
                 self.stacked = torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
         self._plan: tuple[int, np.ndarray, np.ndarray] = (-1, self.labels, self.labels)
 
@@ -102,6 +103,7 @@ class Batches(Dataset[Batch]):
     ) -> tuple[Tensor, np.ndarray, np.ndarray]:
         """Images, which they are, and the keys of those that could be read."""
         shown, prepared, kept = [], [], []
+        prepare = self.transform.vary if self.settled else self.transform.prepare
         with preserved():
             for row, (i, k) in enumerate(zip(index.tolist(), key.tolist(), strict=True)):
                 found = self._load(i, k, skipped)
@@ -113,7 +115,7 @@ class Batches(Dataset[Batch]):
                     if corruption is not None:  # as a bad camera with the network's resolution would have taken it
                         taken = corruption(self.transform.scale_down(image), np.random.default_rng(k))
                     shown.append(used)
-                    prepared.append(self.transform.prepare(taken, k))
+                    prepared.append(prepare(taken, k))
                     kept.append(row)
         images = to_tensor(prepared) if prepared else torch.zeros(0, dtype=torch.uint8)
         return images, np.array(shown, dtype=np.int64), key[kept]
@@ -230,13 +232,16 @@ def make_loader(
     if not len(images):
         raise DataError("there are no images to load; check the data and its subset")
     stored = isinstance(images, FeatureSet)
-    if not stored and not isinstance(images, MemorySet) and (is_small(images) if in_memory is None else in_memory):
-        images = MemorySet(images)
+    corruptions = (corruption,) if corruption is None or isinstance(corruption, Corruptions) else tuple(corruption)
+    settled = False
+    if not stored and (is_small(images) if in_memory is None else in_memory):
+        settled = corruptions == (None,)  # a corruption comes before what is settled
+        images = MemorySet(images, transform.settle) if settled else MemorySet(images)
     device = torch.device(device)
     finish = device.type == "cpu" or stored
-    corruptions = (corruption,) if corruption is None or isinstance(corruption, Corruptions) else tuple(corruption)
+    share = (rank, world_size)
     batches = Batches(
-        images, transform, batch_size, train, seed, repeats, balanced, corruptions, rank, world_size, finish
+        images, transform, batch_size, train, seed, repeats, balanced, corruptions, *share, finish, settled
     )
     return Loader(batches, epoch, start_batch, workers, device)
 

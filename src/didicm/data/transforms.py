@@ -1,8 +1,9 @@
 """From a decoded image to what the network sees, in training and in use; timm's transforms inside.
 
 Both transforms work in two halves: `prepare` turns one PIL image into one of the right size, and `finish`
-turns a batch of those into a normalised tensor, on any device. All that is random in `finish` is vectorised
-over the batch, so images that need no `prepare` never pass through PIL again. `Mixer` makes the targets.
+turns a batch of those into a normalised tensor, on any device. What `prepare` does alike in every epoch is
+`settle`, done once for images that are kept in memory; the rest is `vary`. All that is random in `finish` is
+vectorised over the batch, so where that is all, images never pass through PIL again. `Mixer` makes the targets.
 """
 
 import math
@@ -64,15 +65,22 @@ class EvalTransform(Settings):
         """Turn any image into the tensor (C, H, W) that the network sees."""
         return self.finish(to_tensor([self.prepare(image)]))[0]
 
+    vectorised = True  # see TrainTransform
+
     def prepare(self, image: Picture, key: int = 0) -> Picture:
         """Resize and crop one image of any mode."""
-        return self.resize(to_channels(image, self.channels))
+        return self.settle(image)
 
-    def resize(self, image: Picture) -> Picture:
-        """Resize and crop an image that has the right channels."""
-        if self.keeps(image.size):
+    def settle(self, image: Picture) -> Picture:
+        """All of `prepare`: nothing varies."""
+        image = to_channels(image, self.channels)
+        if image.size == (self.size, self.size) and int(self.size / self.crop_pct) == self.size:
             return image
         return resize_and_crop(image, self.size, self.crop_pct, self.interpolation)
+
+    def vary(self, image: Picture, key: int = 0) -> Picture:
+        """What `prepare` does after `settle`: nothing."""
+        return image
 
     def scale_down(self, image: Picture) -> Picture:
         """Shrink a whole image to the scale at which the network sees it; never enlarges."""
@@ -92,10 +100,6 @@ class EvalTransform(Settings):
     def shrink(self, size: tuple[int, int], key: int = 0) -> int:
         """By what factor an image may be decoded smaller: not at all, for results must be exact."""
         return 1
-
-    def keeps(self, size: tuple[int, int]) -> bool:
-        """Whether `prepare` leaves images of this width and height as they are."""
-        return size == (self.size, self.size) and int(self.size / self.crop_pct) == self.size
 
     def restore(self, images: Tensor) -> Tensor:
         """Undo the normalisation: (B, C, H, W) back to uint8, to look at."""
@@ -154,8 +158,17 @@ class TrainTransform:
 
     def prepare(self, image: Picture, key: int = 0) -> Picture:
         """Crop and colour one image. Draws from the global generators, which `key` seeds."""
-        image = to_channels(image, self.eval_transform.channels)
-        if self.keeps(image.size):
+        return self.vary(self.settle(image), key)
+
+    def settle(self, image: Picture) -> Picture:
+        """What is the same in every epoch: channels, and size unless it is cropped at random."""
+        if self.augment.scale is None:
+            return self.eval_transform.settle(image)
+        return to_channels(image, self.eval_transform.channels)
+
+    def vary(self, image: Picture, key: int = 0) -> Picture:
+        """What `prepare` does after `settle`."""
+        if self.vectorised:
             return image
 
         def view(plane: Image.Image) -> Image.Image:
@@ -219,11 +232,10 @@ class TrainTransform:
         shift, fill = (augment.pad, black) if augment.scale is None else (shown.size // SHIFT, None)
         return Views(shift, augment.hflip > 0, fill) if shift or augment.hflip else None
 
-    def keeps(self, size: tuple[int, int]) -> bool:
-        """Whether `prepare` leaves images of this width and height as they are."""
-        augment = self.augment
-        in_batch = augment.scale is None and not augment.color_jitter and not augment.auto_augment
-        return in_batch and self.eval_transform.keeps(size)
+    @property
+    def vectorised(self) -> bool:
+        """Whether `vary` leaves all to `finish`."""
+        return self.augment.scale is None and not self.augment.color_jitter and not self.augment.auto_augment
 
     @cached_property
     def _steps(self) -> Steps:
@@ -241,8 +253,7 @@ class TrainTransform:
             mean=self.eval_transform.mean,  # the colour of what RandAugment moves into view
             separate=True,
         )
-        first = crop.transforms if augment.scale is not None else [self.eval_transform.resize]
-        return [*first, *colour.transforms]
+        return [*(crop.transforms if augment.scale is not None else ()), *colour.transforms]
 
 
 class Mixer:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from didicm.checkpoint import load
 from didicm.classifier import Ensemble
-from didicm.data import ArraySet, ImageSet, UnreadableImageError, is_small, stratified_split
+from didicm.data import ImageSet, stratified_split
 from didicm.errors import UserError, reason
 from didicm.experiments.measure import measure, trial_of
 from didicm.experiments.results import Record, RunResult, Trial
@@ -114,28 +114,9 @@ def prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageSe
     return components, test
 
 
-def resize_once(components: RunComponents, test: ImageSet) -> tuple[RunComponents, ImageSet]:
-    """Resize small sets once and not in every epoch, where that gives the very same pixels."""
-    transform = components.eval_transform
-    corrupted = components.corrupt_train or components.corrupt_eval
-    if corrupted or not components.train_transform.keeps((transform.size, transform.size)):
-        return components, test
-
-    def resize(images: ImageSet) -> ImageSet:
-        if not len(images) or not is_small(images):
-            return images
-        try:
-            small = np.stack([np.asarray(transform.prepare(images.load(i))) for i in range(len(images))])
-        except UnreadableImageError:
-            return images  # the loader knows what to do about those
-        return ArraySet(small, images.labels, images.class_names, channels=transform.channels, origin=images)
-
-    return replace(components, train=resize(components.train), val=resize(components.val)), resize(test)
-
-
 def _train_and_measure(run: Run, folder: Path, console: Console | None = None) -> None:
     """All of a run, in this process or with others of its kind, one per device."""
-    components, test = resize_once(*prepare(run))
+    components, test = prepare(run)
     result: Record | None
     try:
         seconds = _train_or_resume(run, components, folder, console)

@@ -14,6 +14,7 @@ from didicm.data import (
     TrainTransform,
     make_loader,
     open_data,
+    transforms,
 )
 from didicm.data.randomness import keys
 
@@ -21,6 +22,7 @@ EVAL = EvalTransform(size=16)
 NONE, SMALL = Augment(), Augment(pad=2, hflip=0.5)
 WEAK = Augment(scale=(0.08, 1.0), hflip=0.5, color_jitter=0.4)
 STRONG = Augment(scale=(0.08, 1.0), hflip=0.5, auto_augment="rand-m7-mstd0.5-inc1", repeats=3)
+FEW = Augment(pad=2, hflip=0.5, auto_augment="rand-m7-mstd0.5-inc1")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def test_batches_have_the_promised_form(images):
     assert len({i for _, _, index in batches for i in index.tolist()}) == 20
 
 
-@pytest.mark.parametrize("augment", [WEAK, STRONG, SMALL], ids=["weak", "strong", "small"])
+@pytest.mark.parametrize("augment", [WEAK, STRONG, SMALL, FEW], ids=["weak", "strong", "small", "few"])
 def test_workers_and_memory_change_nothing(images, augment):
     expected = load(images, augment, in_memory=False)
     assert same(expected, load(images, augment, in_memory=False, workers=2))
@@ -188,6 +190,21 @@ def test_fast_path_is_taken_for_small_images_and_gives_the_same():
         load(data, SMALL, 32, eval_transform=eval_transform),
         load(data, SMALL, 32, eval_transform=eval_transform, in_memory=False),
     )
+
+
+@pytest.mark.parametrize("augment", [SMALL, FEW], ids=["small", "few"])
+def test_images_in_memory_are_resized_once(images, augment, monkeypatch):
+    resized = []
+    resize = transforms.resize_and_crop
+    monkeypatch.setattr(transforms, "resize_and_crop", lambda *args: resized.append(args) or resize(*args))
+    loader = make_loader(images, TrainTransform(augment, EVAL), 4, train=True, seed=0)
+    assert loader.fast == (augment is SMALL)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        list(loader)
+    assert len(resized) == len(images)
+    load(images, augment, corruption=Corruptions.parse("noise:3"))  # each time another image
+    assert len(resized) == 2 * len(images)
 
 
 class TestUnreadable:

@@ -14,13 +14,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from didicm.data import folder, make_loader
+from didicm.data import folder
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import evaluate
 from didicm.evaluation.store import load_posteriors
 from didicm.experiments import measure as measuring
-from didicm.experiments.execute import execute, prepare, read_result, resize_once, write_run
+from didicm.experiments.execute import execute, prepare, read_result, write_run
 from didicm.experiments.measure import final_epochs_gain, measure
 from didicm.experiments.results import RESULTS, read_plan, read_results
 from didicm.experiments.run import plan_runs, run_study
@@ -210,19 +210,6 @@ def test_mistakes_are_told_before_anything_is_written(tiny, tmp_path):
     with pytest.raises(UserError, match=r"no executor 'rey': choose one of local, ray"):
         run_study(tiny(), out, executor="rey")
     assert not out.exists()
-
-
-def test_resizing_once_gives_the_same_pixels(tiny):
-    components, test = prepare(runs_of(tiny())[0])
-    small, small_test = resize_once(components, test)
-    for before, after, transform, train in (
-        (components.train, small.train, components.train_transform, True),
-        (test, small_test, components.eval_transform, False),
-    ):
-        one, other = (make_loader(images, transform, 20, train=train, seed=3) for images in (before, after))
-        assert other.fast
-        assert torch.equal(next(iter(one))[0], next(iter(other))[0])
-        assert before.name(5) == after.name(5)
 
 
 def test_whether_the_loss_was_still_falling_is_read_from_the_last_two_tenths(tmp_path, whole):
