@@ -124,7 +124,7 @@ def _train_and_measure(run: Run, folder: Path, console: Console | None = None) -
     except DivergedError:
         if run.trial is None:
             raise
-        result = trial_of(run, components, None, None)  # like any other: such settings are not chosen
+        result = trial_of(run, components)  # like any other: such settings are not chosen
     if result is not None and _is_first():
         write_files(folder, {RESULT: to_json(result.to_dict())})
 

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from didicm.checkpoint import load
 from didicm.classifier import Classifier, DiffusionClassifier, Ensemble
 from didicm.data import ImageSet
 from didicm.diffusion import Step
 from didicm.evaluation.calibration import WEAK_PRIOR, apply_temperature, fit_temperature
-from didicm.evaluation.metrics import evaluate_probs
+from didicm.evaluation.metrics import evaluate_probs, nll
 from didicm.evaluation.run import Evaluation, Scratch, evaluate
 from didicm.evaluation.store import save_posteriors
 from didicm.experiments.results import Measurement, Record, RunResult, Trial
@@ -31,6 +33,7 @@ from didicm.training.tracking import METRICS
 
 EVAL_SEED = 0  # the test images are corrupted alike for every method and seed
 CPU_BATCH, GPU_BATCH = 50, 250  # on each device; of fewer images, what layers hand on stays in the caches of a CPU
+LOSSES = 200  # of a trial: enough for the standard error of a difference
 SCRATCH = "scratch"
 KEPT = 200  # test images that are kept to look at
 TRACED = 24  # of them, with their trajectory through diffusion time
@@ -54,8 +57,7 @@ def measure(
             return None
         if tested is None:
             assert held_out is not None
-            metrics = evaluate_probs(held_out.probs[trained.samplers[0].name], held_out.labels)
-            return trial_of(run, components, seconds, metrics)
+            return trial_of(run, components, seconds, held_out.probs[trained.samplers[0].name], held_out.labels)
         with trained.fabric.autocast():
             _store_pictures(trained, tested, folder)
         return _result(trained, tested, held_out, seconds, folder)
@@ -108,10 +110,19 @@ class _Trained:
 
 
 def trial_of(
-    run: Run, components: RunComponents, seconds: float | None, metrics: dict[str, float] | None
+    run: Run,
+    components: RunComponents,
+    seconds: float | None = None,
+    probs: Tensor | None = None,
+    labels: Tensor | None = None,
 ) -> Trial:
-    """The record of a trial; without metrics its training diverged."""
+    """The record of a trial, by its answers (N, K) to the held-out images; without any its training diverged."""
     assert run.trial is not None
+    metrics, losses = None, None
+    if probs is not None and labels is not None:
+        metrics = evaluate_probs(probs, labels)
+        groups = np.array_split(nll(probs, labels).numpy(), min(len(labels), LOSSES))
+        losses = tuple(round(float(group.mean()), 4) for group in groups)
     return Trial(
         key=run.key,
         method=str(run.method),
@@ -123,6 +134,7 @@ def trial_of(
         train_seconds=seconds,
         metrics=metrics,
         versions=_versions(),
+        losses=losses,
     )
 
 

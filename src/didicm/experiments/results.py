@@ -103,6 +103,7 @@ class Trial(_Stored):
     train_seconds: NonNegative | None  # None if it was interrupted and resumed
     metrics: dict[str, float] | None  # of the held-out images, as trained; None if the training diverged
     versions: dict[str, str]
+    losses: tuple[float, ...] | None = None  # NLL by image or, of many, by group; None in older results
 
     @property
     def nll(self) -> float:

@@ -3,13 +3,19 @@
 First the length alone, then the learning rate at the best length, then weight decay at the best of both; further
 trials vary these two at once around the best so far. Trials are judged by the NLL of held-out training images, as
 trained, and by nothing else: no trial meets a test image, and none has the seed of a run whose result counts.
+
+Few held-out images choose by chance, so a search keeps what it has until another trial is better by more than one
+standard error of the difference, image by image.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch.quasirandom import SobolEngine
 
@@ -57,12 +63,28 @@ def later_rounds(runs: Mapping[str, Run], count: int, stage: Mapping[str, Run]) 
 
 
 def choose(trials: Iterable[Trial]) -> dict[tuple[str, Condition], Trial]:
-    """The best trial by method and condition; of equals the first, none where all diverged."""
-    best: dict[tuple[str, Condition], Trial] = {}
-    for trial in sorted(trials, key=lambda trial: (trial.nll, trial.number)):
-        if trial.metrics is not None:
-            best.setdefault((trial.method, trial.condition), trial)
-    return best
+    """What a search keeps, by method and condition; none where all trials diverged."""
+    kinds: dict[tuple[str, Condition], list[Trial]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        kinds.setdefault((trial.method, trial.condition), []).append(trial)
+    kept = {kind: _keep(own) for kind, own in kinds.items()}
+    return {kind: trial for kind, trial in kept.items() if trial.metrics is not None}
+
+
+def _keep(trials: Sequence[Trial]) -> Trial:
+    """Of trials in their order: the best of a round takes the place of the one before if it is clearly better."""
+    kept, ends = trials[0], list(accumulate(map(len, search_rounds(trials[-1].number + 1))))
+    for _, of_round in groupby(trials, key=lambda trial: bisect(ends, trial.number)):
+        best = min(of_round, key=lambda trial: trial.nll)
+        kept = best if _clearly_better(best, kept) else kept
+    return kept
+
+
+def _clearly_better(new: Trial, old: Trial) -> bool:
+    if new.losses is None or old.losses is None:  # of an earlier version, which had no such rule; or it diverged
+        return new.nll < old.nll
+    gain = np.subtract(old.losses, new.losses)
+    return len(gain) > 1 and bool(gain.mean() > gain.std(ddof=1) / math.sqrt(len(gain)))
 
 
 def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial]) -> dict[str, Run]:
@@ -74,7 +96,7 @@ def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial]) -> di
     if not search:
         return dict(runs)
     trials = _search(runs, count, found)
-    best = choose(replace(found[trial.key], method=str(trial.method)) for trial in trials)
+    best = choose(_result_of(trial, found) for trial in trials)
     for run in runs.values():
         if run.kind not in best:
             raise UserError(
@@ -88,15 +110,16 @@ def _search(runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | No
     """Trials as in `trials_of`, one after the other for all methods; an ensemble tries its first member alone."""
     assert all(run.seed != SEED for run in runs.values())
     kinds, number = {run.kind: run for run in runs.values()}, 0
-    best = {kind: (math.inf, {name: run.settings[name] for name in SEARCHED}) for kind, run in kinds.items()}
+    best = {kind: {name: run.settings[name] for name in SEARCHED} for kind, run in kinds.items()}
+    tried: dict[tuple[str, Condition], list[Trial]] = {kind: [] for kind in kinds}
     for factors in search_rounds(count):
         trials = []
         for factor in factors:
             for kind, run in kinds.items():
-                settings = {name: value * factor.get(name, 1) for name, value in best[kind][1].items()}
+                settings = {name: value * factor.get(name, 1) for name, value in best[kind].items()}
                 settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
                 cycles = run.config.optimizer.snapshots or 1  # which are of equal length
-                epochs = best[kind][1]["epochs"] * factor.get("epochs", 1)
+                epochs = best[kind]["epochs"] * factor.get("epochs", 1)
                 settings["epochs"] = max(1, round(epochs / cycles)) * cycles
                 changed = _changed(run, {**settings, "seed": SEED})
                 trials.append(replace(changed, seed=SEED, trial=number))
@@ -107,8 +130,14 @@ def _search(runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | No
         if not all(trial.key in found for trial in trials):
             return
         for trial in trials:
-            if (nll := found[trial.key].nll) < best[trial.kind][0]:
-                best[trial.kind] = (nll, {name: trial.settings[name] for name in SEARCHED})
+            tried[trial.kind].append(_result_of(trial, found))
+        best = {kind: _keep(own).settings for kind, own in tried.items()}
+
+
+def _result_of(trial: Run, found: Mapping[str, Trial]) -> Trial:
+    """What a trial gave, which may be stored as that of another method, under another number."""
+    settings = {name: trial.settings[name] for name in SEARCHED}
+    return replace(found[trial.key], method=str(trial.method), number=trial.trial or 0, settings=settings)
 
 
 def _changed(run: Run, settings: Mapping[str, Any]) -> Run:

@@ -13,6 +13,10 @@ from didicm.text import count
 
 ENOUGH_SEEDS = 3
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
+KEPT_UNLESS = (
+    "Settings as given are kept unless others are better by more than one standard error of the difference, "
+    "for few held-out images choose by chance."
+)
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
@@ -191,6 +195,8 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
         f"Every method has the best of up to {count(study.tune, 'trial')} under each condition, by the NLL of "
         f"held-out training images{': ' if spans else ''}{', '.join(spans.values())}."
     ]
+    if any(trial.losses for trial in trials):
+        says[0] += f" {KEPT_UNLESS}"
     ends = (("longest", "shortest"), ("highest", "lowest"), ("highest", "lowest"))
     for (name, words), names in zip(SEARCHED.items(), ends, strict=True):
         what = "training" if name == "epochs" else words

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
 from didicm.errors import UserError
+from didicm.experiments import measure as measuring
 from didicm.experiments.execute import execute, prepare, read_result, write_run
 from didicm.experiments.results import RESULTS, TRIALS, Trial, append_result, read_plan, read_results, read_trials
 from didicm.experiments.run import plan_runs, run_study
@@ -134,17 +136,10 @@ def test_an_ensemble_shares_the_trials_of_its_single_classifier(planned):
     trials = trials_of(runs, 3)
     assert [str(trial.method) for trial in trials.values()] == ["one"] * 3
     done = [
-        replace(
-            TRIAL,
-            key=key,
-            condition=trial.condition,
-            number=i,
-            settings={"epochs": 7 + i},
-            metrics={"cls/NLL": -i},
-        )
+        replace(TRIAL, key=key, condition=trial.condition, number=i, metrics={"cls/NLL": -i})
         for i, (key, trial) in enumerate(trials.items())
     ]
-    assert {(run.config.epochs, run.networks) for run in next_stage(runs, 3, done).values()} == {(9, 1), (9, 4)}
+    assert {(run.config.epochs, run.networks) for run in next_stage(runs, 3, done).values()} == {(4, 1), (4, 4)}
 
 
 def test_the_lowest_held_out_nll_is_chosen_per_method_and_condition():
@@ -155,6 +150,48 @@ def test_the_lowest_held_out_nll_is_chosen_per_method_and_condition():
     best = choose([lost, *trials])
     assert {condition: trial.number for (_, condition), trial in best.items()} == {TRIAL.condition: 1, other: 0}
     assert choose([lost]) == {}
+
+
+def with_losses(number, losses):
+    return replace(TRIAL, number=number, metrics={"cls/NLL": float(np.mean(losses))}, losses=tuple(losses))
+
+
+@pytest.mark.parametrize(("errors", "chosen"), [(0.8, 0), (1.2, 1)])
+def test_settings_as_given_are_kept_unless_others_are_better_by_a_standard_error(errors, chosen):
+    rng = np.random.default_rng(0)
+    given, gain = rng.exponential(2.0, 40), rng.normal(0, 0.1, 40)
+    gain += (
+        errors * gain.std(ddof=1) / math.sqrt(40) - gain.mean()
+    )  # little beside the spread of the images' losses
+    trials = [with_losses(0, given), with_losses(1, given - gain), with_losses(2, given + 0.1)]
+    (best,) = choose(trials).values()
+    assert best.number == chosen
+    unknown = [replace(trial, losses=None) for trial in trials]  # as earlier versions stored and chose them
+    assert choose(unknown).popitem()[1].number == 1
+
+
+def test_each_round_is_compared_with_what_was_kept_so_far():
+    """A learning rate that is clearly better than the settings as given, but not than the length that was kept."""
+    flat = np.full(10, 2.0)
+    wave = np.tile([0.3, -0.3], 5)
+    trials = [with_losses(0, flat), with_losses(1, flat - 0.5), with_losses(4, flat - 0.55 + wave)]
+    assert choose(trials).popitem()[1].number == 1
+    assert choose([trials[0], trials[2]]).popitem()[1].number == 4
+    assert choose([replace(trials[0], metrics=None, losses=None), *trials[1:]]).popitem()[1].number == 1
+
+
+def test_one_held_out_image_chooses_nothing():
+    assert choose([with_losses(0, [2.0]), with_losses(1, [1.0])]).popitem()[1].number == 0
+
+
+def test_many_losses_are_stored_by_group(planned, monkeypatch):
+    monkeypatch.setattr(measuring, "LOSSES", 4)
+    run = next(iter(trials_of(planned(), 1).values()))
+    components, _ = prepare(run)
+    probs, labels = torch.rand(10, 10, generator=torch.Generator().manual_seed(0)), torch.arange(10)
+    trial = measuring.trial_of(run, components, 1.0, probs / probs.sum(1, keepdim=True), labels)
+    assert len(trial.losses) == 4
+    assert np.average(trial.losses, weights=[3, 3, 2, 2]) == pytest.approx(trial.nll, abs=1e-4)
 
 
 def test_a_method_whose_trials_all_diverged_ends_the_study_with_advice(planned):
@@ -173,7 +210,8 @@ def test_the_seeds_are_trained_with_what_the_search_chose(tiny, planned, searche
     runs = planned(seeds=1)
     for run, result in zip(runs.values(), results, strict=True):
         chosen = best[str(run.method), run.condition]
-        assert chosen.nll == min(trial.nll for trial in trials if trial.method == str(run.method))
+        assert len(chosen.losses) == 10
+        assert np.mean(chosen.losses) == pytest.approx(chosen.nll, abs=1e-4)
         expected = replace(run, config=override(run.config, chosen.settings))
         assert (result.key, result.seed) == (expected.key, 0)
         assert plan.runs[result.key] == result.method == str(run.method)
