@@ -13,8 +13,8 @@ import didicm
 from didicm.settings import load_recipe
 
 folder, test, weights, epochs = [*sys.argv[1:], None, None][:4]
-backbone = {"backbone": "tf_efficientnet_lite0", "parameterization": "posterior", "frozen": True}
 recipe = load_recipe("finetune")
+backbone = {"backbone": "tf_efficientnet_lite0", "frozen": True, **({"weights": weights} if weights else {})}
 config = replace(
     recipe,
     data=folder,
@@ -22,7 +22,7 @@ config = replace(
     fraction=20,  # a whole number: images per class
     epochs=int(epochs or 20),
     feature_views=2,  # the backbone sees each image twice, then only the head is trained
-    model_args={**backbone, **({"weights": weights} if weights else {"pretrained": True})},
+    model_args={**recipe.model_args, **backbone},
     image=replace(recipe.image, size=64),  # small, to be quick
     optimizer=replace(recipe.optimizer, lr=3e-3),  # a head alone can take larger steps
     run=replace(recipe.run, workers=0, validate_epochs=5),

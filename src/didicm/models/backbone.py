@@ -1,6 +1,6 @@
 """Networks on any timm backbone: a score network that encodes the image once, and its baseline."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import timm
 import torch
@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from didicm.diffusion import Features
+from didicm.diffusion.solver import NO_LABEL
 from didicm.errors import reason
 from didicm.models.score import WIDTH, Condition, NoiseEmbedding, Parameterization, ScoreModel
+from didicm.values import coerce
 
 HIDDEN = 128
+HeadLayout: TypeAlias = Literal["residual", "linear"]
 USUAL_FILE = "model.safetensors"  # of timm's networks on the hub
 
 
@@ -104,7 +107,8 @@ class BackboneScore(Backbone, ScoreModel):
     """A score network whose steps cost next to nothing.
 
     The image's features and logits are computed once; a step adds to the logits what a small residual head makes
-    of the features, the noisy label and the noise.
+    of the features, the noisy label and the noise. In layout `linear` it adds nothing where there is no label:
+    such a network then is the standard classifier.
     """
 
     def __init__(
@@ -114,10 +118,12 @@ class BackboneScore(Backbone, ScoreModel):
         in_chans: int = 3,
         pretrained: bool = False,
         frozen: bool = False,
+        layout: HeadLayout = "residual",
         parameterization: Parameterization = "score",
         noise_embedding: NoiseEmbedding = "linear",
     ) -> None:
         super().__init__(backbone, num_classes, in_chans, pretrained, frozen)
+        self.layout = coerce(layout, HeadLayout, "layout")
         self.predict(parameterization, num_classes)
         self.condition = Condition(num_classes, noise_embedding)
         self.project = nn.Linear(WIDTH, 2 * HIDDEN)
@@ -135,8 +141,10 @@ class BackboneScore(Backbone, ScoreModel):
         scale, shift = self.project(F.silu(self.condition(label, total))).chunk(2, -1)
         x = torch.addcmul(x + shift, x, scale)
         x = x + self.block(x)
-        corrected: Tensor = logits + self.correct(F.silu(x))
-        return corrected
+        correction: Tensor = self.correct(F.silu(x))
+        if self.layout == "linear":
+            correction = correction.masked_fill((label == NO_LABEL).unsqueeze(-1), 0.0)
+        return logits + correction
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Start anew with another number of classes: the last layers and the label embedding."""

@@ -22,6 +22,7 @@ VARIANTS = [
     ("didirn50", {**SMALL, "layout": "official"}),
     ("didirn50", {**SMALL, "stem": "small"}),
     ("backbone_score", {"num_classes": 7, "backbone": "resnet10t"}),
+    ("backbone_score", {"num_classes": 7, "backbone": "test_resnet", "layout": "linear"}),
     (
         "backbone_score",
         {"num_classes": 7, "backbone": "test_vit", "parameterization": "posterior", "noise_embedding": "log"},
@@ -62,13 +63,25 @@ def test_parameter_counts_are_the_papers(layout, size, millions):
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
 
 
-@pytest.mark.parametrize("name", ["didirn10", "didirn50"])
-def test_layout_resnet_without_a_label_is_the_standard_classifier(name):
-    model = awake(create_model(name, layout="resnet", **SMALL)).eval()
-    baseline = create_model(f"{name}_baseline", **SMALL).eval()
+@pytest.mark.parametrize(
+    ("name", "arguments", "own"),
+    [
+        ("didirn10", {**SMALL, "layout": "resnet"}, set()),
+        ("didirn50", {**SMALL, "layout": "resnet"}, set()),
+        (
+            "backbone_score",
+            {"num_classes": 7, "backbone": "test_resnet", "layout": "linear"},
+            {"reduce", "block", "correct"},
+        ),
+    ],
+)
+def test_without_a_label_some_layouts_are_the_standard_classifier(name, arguments, own):
+    model = awake(create_model(name, **arguments)).eval()
+    del arguments["layout"]
+    baseline = create_model(f"{name.removesuffix('_score')}_baseline", **arguments).eval()
     missing, unexpected = baseline.load_state_dict(model.state_dict(), strict=False)
     assert not missing
-    assert {name.split(".")[0] for name in unexpected} == {"condition", "project"}
+    assert {name.split(".")[0] for name in unexpected} == {"condition", "project", *own}
     image, label, total = inputs()
     assert torch.equal(model(image, torch.full_like(label, NO_LABEL), total), baseline(image))
     assert not torch.allclose(model(image, label, total), baseline(image), atol=1e-3)
@@ -259,6 +272,7 @@ def test_a_frozen_backbone_does_not_move():
         ("didirn18_baseline", {"drop_path_rate": 1.0}, "drop_path_rate must lie in"),
         ("didirn18", {"num_classes": 1}, "at least 2"),
         ("backbone_score", {"backbone": "resnet18x"}, "unknown backbone 'resnet18x'"),
+        ("backbone_score", {"layout": "paper"}, "layout must be one of residual, linear"),
         ("backbone_score", {"backbone": "hf-hub:someone/something"}, "unknown backbone"),
     ],
 )
