@@ -156,8 +156,8 @@ def with_losses(number, losses):
     return replace(TRIAL, number=number, metrics={"cls/NLL": float(np.mean(losses))}, losses=tuple(losses))
 
 
-@pytest.mark.parametrize(("errors", "chosen"), [(0.8, 0), (1.2, 1)])
-def test_settings_as_given_are_kept_unless_others_are_better_by_a_standard_error(errors, chosen):
+@pytest.mark.parametrize(("errors", "chosen"), [(1.8, 0), (2.2, 1)])
+def test_settings_as_given_are_kept_unless_others_are_better_by_two_standard_errors(errors, chosen):
     rng = np.random.default_rng(0)
     given, gain = rng.exponential(2.0, 40), rng.normal(0, 0.1, 40)
     gain += (
