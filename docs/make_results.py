@@ -27,7 +27,7 @@ from didicm.experiments.results import (
     read_trials,
     write_plan,
 )
-from didicm.experiments.spec import ONE_CALL
+from didicm.experiments.spec import ONE_CALL, Condition
 from didicm.experiments.study_file import list_studies, load_study
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
@@ -186,12 +186,12 @@ SUMMED_UP = {
 
 def write_summary(text: str, folder: Path = FOLDER) -> str:
     """README.md with the tuned studies in one table: what stands for each method, by images per class."""
-    shown, lines = (TOP1, SCALED_NLL), list[str]()
+    shown, lines, conditions = (TOP1, SCALED_NLL), list[str](), list[Condition]()
     for name, entries in SUMMED_UP.items():
         if (stored := read_study(folder / name)) is None:
             continue
         rows = stored[1]
-        conditions = rows.conditions()[::-1]
+        conditions = conditions or rows.conditions()[::-1]  # others may have more
         heads = [f"{m.heading}, {c.fraction} per class" for c in conditions for m in shown]
         lines = lines or [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]
         for entry in (e for e in rows.entries() if str(e) in entries):
