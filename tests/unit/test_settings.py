@@ -41,7 +41,8 @@ def test_free_mappings_merge_and_null_removes_an_entry():
     assert changed.model_args == {**recipe.model_args, "backbone": "resnet18"}
     assert changed.model_args["pretrained"] is True
     dotted = override(recipe, {"model_args.backbone": "resnet18"}, {"model_args.pretrained": None})
-    assert dotted.model_args == {"backbone": "resnet18", "layout": "linear", "parameterization": "posterior"}
+    kept = {"standardize": True, "layout": "linear", "parameterization": "posterior"}
+    assert dotted.model_args == {"backbone": "resnet18", **kept}
 
 
 def test_another_schedule_starts_anew():

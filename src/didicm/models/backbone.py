@@ -16,12 +16,16 @@ from didicm.models.score import WIDTH, Condition, NoiseEmbedding, Parameterizati
 from didicm.values import coerce
 
 HIDDEN = 128
+START = 0.002  # deviation of the weights on standardised features: nearly no answer, as logistic regression starts
 HeadLayout: TypeAlias = Literal["residual", "linear"]
 USUAL_FILE = "model.safetensors"  # of timm's networks on the hub
 
 
 class Backbone(nn.Module):
     """A timm model without its classifier, then a linear layer; `frozen` trains only what comes after it.
+
+    `standardize` gives that layer features of mean 0 and deviation 1 where the backbone is frozen: pretrained ones
+    differ in scale, and from few images a layer learns little more than the largest, and keeps its own start.
 
     The backbone can also be a module of your own that makes features (B, num_features) of images.
     """
@@ -41,6 +45,7 @@ class Backbone(nn.Module):
         pretrained: bool = False,
         frozen: bool = False,
         drop_path_rate: float = 0.0,
+        standardize: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(backbone, nn.Module):
@@ -52,7 +57,9 @@ class Backbone(nn.Module):
         self.backbone.requires_grad_(not frozen)
         self.num_classes, self.in_chans, self.frozen = num_classes, in_chans, frozen
         self.num_features = self.head_hidden_size = _width(self.backbone)
-        self.fc = nn.Linear(self.num_features, num_classes)
+        standardized = frozen and standardize
+        self.norm = nn.BatchNorm1d(self.num_features, affine=False) if standardized else nn.Identity()
+        self.fc = self._linear(num_classes)
 
     def train(self, mode: bool = True) -> "Backbone":
         """Change the mode; a frozen backbone keeps evaluating, so that its batch statistics do not move."""
@@ -76,7 +83,7 @@ class Backbone(nn.Module):
         """Pool the backbone's features, and apply the linear layer: logits (B, K)."""
         if hasattr(self.backbone, "forward_head"):
             x = self.backbone.forward_head(x, pre_logits=True)
-        return x if pre_logits else self.fc(x)
+        return x if pre_logits else self.fc(self.norm(x))
 
     def embed(self, image: Tensor) -> Tensor:
         """Features (B, D) of images (B, C, H, W); features that were computed earlier pass."""
@@ -89,7 +96,14 @@ class Backbone(nn.Module):
         if self.backbone_name is not None:
             self.backbone.reset_classifier(0, **({"global_pool": global_pool} if global_pool else {}))
         self.num_classes = num_classes
-        self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.fc = self._linear(num_classes) if num_classes else nn.Identity()
+
+    def _linear(self, num_classes: int) -> nn.Linear:
+        layer = nn.Linear(self.num_features, num_classes)
+        if not isinstance(self.norm, nn.Identity):
+            nn.init.normal_(layer.weight, std=START)
+            nn.init.zeros_(layer.bias)
+        return layer
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.backbone.set_grad_checkpointing(enable)
@@ -99,7 +113,7 @@ class BackboneBaseline(Backbone):
     """The standard classifier: image (B, C, H, W) to logits (B, K)."""
 
     def forward(self, image: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.embed(image))
+        logits: Tensor = self.fc(self.norm(self.embed(image)))
         return logits
 
 
@@ -118,11 +132,12 @@ class BackboneScore(Backbone, ScoreModel):
         in_chans: int = 3,
         pretrained: bool = False,
         frozen: bool = False,
+        standardize: bool = False,
         layout: HeadLayout = "residual",
         parameterization: Parameterization = "score",
         noise_embedding: NoiseEmbedding = "linear",
     ) -> None:
-        super().__init__(backbone, num_classes, in_chans, pretrained, frozen)
+        super().__init__(backbone, num_classes, in_chans, pretrained, frozen, standardize=standardize)
         self.layout = coerce(layout, HeadLayout, "layout")
         self.predict(parameterization, num_classes)
         self.condition = Condition(num_classes, noise_embedding)
@@ -133,7 +148,7 @@ class BackboneScore(Backbone, ScoreModel):
 
     def encode(self, image: Tensor) -> Features:
         """Logits (B, K) and reduced features (B, HIDDEN)."""
-        features = self.embed(image)
+        features = self.norm(self.embed(image))
         return self.fc(features), self.reduce(features)
 
     def outputs(self, features: Features, label: Tensor, total: Tensor) -> Tensor:

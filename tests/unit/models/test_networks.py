@@ -87,6 +87,28 @@ def test_without_a_label_some_layouts_are_the_standard_classifier(name, argument
     assert not torch.allclose(model(image, label, total), baseline(image), atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["backbone_score", "backbone_baseline"])
+def test_features_of_a_frozen_backbone_are_standardised(name):
+    """What a network answers does not depend on the scale of its pretrained features, once it has seen a few."""
+    arguments = {"backbone": "test_resnet", "num_classes": 7, "standardize": True}
+    torch.manual_seed(0)
+    model = awake(create_model(name, frozen=True, **arguments))
+    features = torch.randn(500, model.num_features) * torch.logspace(-1, 2, model.num_features) + 3
+    logits = (lambda x: model.encode(x)[0]) if name == "backbone_score" else model
+    answers = []
+    for x in (features, 10 * features - 5):
+        model.norm.reset_running_stats()
+        for _ in range(100):  # running averages come as near as a hundred batches bring them
+            logits(x)
+        answers.append(model.eval()(x) if name == "backbone_baseline" else model.eval().encode(x)[0])
+        model.train()
+    torch.testing.assert_close(*answers, rtol=1e-3, atol=1e-3)
+    assert model.norm(features).std(0).sub(1).abs().max() < 0.01
+    trained = create_model(name, **arguments)  # a backbone that learns keeps its own scale
+    assert "norm.running_mean" not in trained.state_dict()
+    assert model.fc.weight.std() < 0.5 * trained.fc.weight.std()
+
+
 def convolutions(model):
     return [
         (m.in_channels, m.out_channels, m.kernel_size, m.stride)
