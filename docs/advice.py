@@ -293,29 +293,37 @@ def _wider(length: Path, all_three: Path, methods: tuple[tuple[str, str], ...]) 
 
 
 def _on_backbones(folder: Path) -> Iterator[str]:
-    """Which head to put on a pretrained backbone."""
+    """Which head to put on a pretrained backbone, and whether to fine-tune it."""
     if (stored := read_study(folder)) is None:
         return
-    rows = stored[1]
-    told, ahead = [], []
-    for condition in rows.conditions():
-        means = {
-            str(e.method): here.mean
-            for e in rows.entries()
-            if (here := rows.select(e, condition).estimate(TOP1)) is not None
-        }
-        ours, theirs = (
-            max((name for name in means if name.startswith("DiDiCM") == side), key=means.__getitem__)
-            for side in (True, False)
-        )
-        ahead.append(means[theirs] > means[ours])
-        told.append(
-            f"{TOP1.text(means[theirs])} % ({theirs}) against {TOP1.text(means[ours])} % ({ours}) with {condition}"
-        )
-    advice = "take a linear layer" if all(ahead) else "try both heads"
+    told, heads, frozen = list[str](), dict[int, list[str]](), dict[bool, list[str]]()
+    for condition in stored[1].conditions():
+        here = stored[1].select(condition=condition)
+        best = []
+        for baseline in (True, False):
+            entries = [e for e in here.entries() if e.method.baseline == baseline]
+            best.append(min(entries, key=lambda e: here.select(e).estimate(SCALED_NLL).mean))
+        gap = here.select(best[1]).minus(here.select(best[0]), SCALED_NLL)
+        heads.setdefault(gap.sign if gap else 0, []).append(str(condition))
+        means = [
+            f"{TOP1.text(here.select(e).estimate(TOP1).mean)} % and "
+            f"{SCALED_NLL.text(here.select(e).estimate(SCALED_NLL).mean)} ({e})"
+            for e in best
+        ]
+        told.append(f"{' against '.join(means)} with {condition}")
+        frozen.setdefault(best[0].method.variant.startswith("frozen"), []).append(str(condition))
+    words = {
+        -1: "DiDiCM's head is ahead",
+        0: "a linear layer and DiDiCM's head are level",
+        1: "take a linear layer",
+    }
+    ways = {True: "freeze it", False: "fine-tune it"}
+    advice = [f"{words[sign]} with {' and '.join(found)}" for sign, found in heads.items()]
+    advice += [f"{ways[is_frozen]} with {' and '.join(found)}" for is_frozen, found in frozen.items()]
     yield (
-        f"- **With a pretrained backbone, {advice}** (`--recipe finetune --method standard`, or "
-        "logistic regression): the most accurate without and with DiDiCM's head have a top-1 of "
+        f"- **With a pretrained backbone**, {'; '.join(advice)} (`--recipe finetune`, with "
+        "`--model-args.frozen true` to freeze it, and `--method standard` for a linear layer). The lowest "
+        "temperature-scaled NLL without and with DiDiCM's head, after its top-1: "
         f"{'; '.join(told)} ([study](#few-images-and-a-pretrained-backbone))."
     )
 

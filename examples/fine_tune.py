@@ -1,4 +1,4 @@
-"""Fine-tune on 20 images per class: a pretrained backbone, kept as it is, and a small diffusion head.
+"""Train on 20 images per class: a pretrained backbone, kept as it is, and a small diffusion head.
 
 python examples/fine_tune.py FOLDER TEST [WEIGHTS [EPOCHS]]
 
@@ -24,7 +24,7 @@ config = replace(
     feature_views=2,  # the backbone sees each image twice, then only the head is trained
     model_args={**recipe.model_args, **backbone},
     image=replace(recipe.image, size=64),  # small, to be quick
-    optimizer=replace(recipe.optimizer, lr=3e-3),  # a head alone can take larger steps
+    optimizer=replace(recipe.optimizer, lr=1e-3),  # a head alone can take larger steps
     run=replace(recipe.run, workers=0, validate_epochs=5),
 )
 run = didicm.train(config)
