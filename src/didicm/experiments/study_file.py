@@ -71,6 +71,8 @@ def compare_study(
         chosen.pop("standard-smooth", None)  # the recipe smooths all of them
     if len(chosen) > 1 and not config.model.startswith("didirn"):
         chosen.pop("didicm-few", None)  # its blocks are those of a DiDiRN
+        if {"didicm-score", "didicm-posterior"} <= chosen.keys():  # the recipe's own first: it stands for DiDiCM
+            chosen["didicm-score"] = chosen.pop("didicm-score")
     compared = {name: METHODS[name] for name in chosen}
     if "didicm-few" in compared and (config.augment.mixup or config.augment.cutmix):
         few = compared["didicm-few"]
