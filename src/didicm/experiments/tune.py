@@ -4,8 +4,9 @@ First the length alone, then the learning rate at the best length, then weight d
 trials vary these two at once around the best so far. Trials are judged by the NLL of held-out training images, as
 trained, and by nothing else: no trial meets a test image, and none has the seed of a run whose result counts.
 
-Few held-out images choose by chance, so a search keeps what it has until another trial is better by more than two
-standard errors of the difference, image by image.
+The length is that of the lowest NLL: it decides most, and no recipe can know it. Learning rate and weight decay
+stay as they are given unless others are better by more than two standard errors of the difference, image by image:
+they matter less, and few held-out images would choose them by chance.
 """
 
 import math
@@ -27,8 +28,8 @@ from didicm.values import override
 SEED = 1_000_000  # of the search; seeds of runs count from 0, and are few
 LENGTHS = (1.0, 0.5, 2.0, 0.25)  # as a factor of the epochs
 SPREADS = {"optimizer.lr": 2.5, "optimizer.weight_decay": 5.0}  # the largest factor, up and down
-# Standard errors that a trial must be better by. One is too few (study strong-cpu): every round compares several
-# trials, trainings differ by their seeds too, and 40 held-out images chose a learning rate that is worse in use.
+# Standard errors that a learning rate or weight decay must be better by. One is too few (study strong-cpu): a round
+# has several trials, trainings differ by their seeds too, and 40 held-out images chose a rate that is worse.
 ERRORS = 2.0
 SEARCHED = {"epochs": "epochs", "optimizer.lr": "learning rate", "optimizer.weight_decay": "weight decay"}
 
@@ -75,11 +76,11 @@ def choose(trials: Iterable[Trial]) -> dict[tuple[str, Condition], Trial]:
 
 
 def _keep(trials: Sequence[Trial]) -> Trial:
-    """Of trials in their order: the best of a round takes the place of the one before if it is clearly better."""
+    """Of trials in their order: the best length, then the best of a round if it is clearly better."""
     kept, ends = trials[0], list(accumulate(map(len, search_rounds(trials[-1].number + 1))))
-    for _, of_round in groupby(trials, key=lambda trial: bisect(ends, trial.number)):
+    for number, of_round in groupby(trials, key=lambda trial: bisect(ends, trial.number)):
         best = min(of_round, key=lambda trial: trial.nll)
-        kept = best if _clearly_better(best, kept) else kept
+        kept = best if number == 0 or _clearly_better(best, kept) else kept
     return kept
 
 

@@ -14,8 +14,8 @@ from didicm.text import count
 ENOUGH_SEEDS = 3
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
 KEPT_UNLESS = (
-    "Settings as given are kept unless others are better by more than two standard errors of the difference, "
-    "for few held-out images choose by chance."
+    "Learning rate and weight decay are as given unless others are better by more than two standard errors of the "
+    "difference, for few held-out images choose by chance."
 )
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 

@@ -156,18 +156,20 @@ def with_losses(number, losses):
     return replace(TRIAL, number=number, metrics={"cls/NLL": float(np.mean(losses))}, losses=tuple(losses))
 
 
-@pytest.mark.parametrize(("errors", "chosen"), [(1.8, 0), (2.2, 1)])
-def test_settings_as_given_are_kept_unless_others_are_better_by_two_standard_errors(errors, chosen):
+@pytest.mark.parametrize(("errors", "chosen"), [(1.8, 0), (2.2, 4)])
+def test_a_rate_as_given_is_kept_unless_another_is_better_by_two_standard_errors(errors, chosen):
     rng = np.random.default_rng(0)
     given, gain = rng.exponential(2.0, 40), rng.normal(0, 0.1, 40)
     gain += (
         errors * gain.std(ddof=1) / math.sqrt(40) - gain.mean()
     )  # little beside the spread of the images' losses
-    trials = [with_losses(0, given), with_losses(1, given - gain), with_losses(2, given + 0.1)]
+    trials = [with_losses(0, given), with_losses(4, given - gain), with_losses(5, given + 0.1)]
     (best,) = choose(trials).values()
     assert best.number == chosen
     unknown = [replace(trial, losses=None) for trial in trials]  # as earlier versions stored and chose them
-    assert choose(unknown).popitem()[1].number == 1
+    assert choose(unknown).popitem()[1].number == 4
+    lengths = [replace(trial, number=number) for number, trial in enumerate(trials)]
+    assert choose(lengths).popitem()[1].number == 1  # the lowest, however little it is
 
 
 def test_each_round_is_compared_with_what_was_kept_so_far():
@@ -180,8 +182,8 @@ def test_each_round_is_compared_with_what_was_kept_so_far():
     assert choose([replace(trials[0], metrics=None, losses=None), *trials[1:]]).popitem()[1].number == 1
 
 
-def test_one_held_out_image_chooses_nothing():
-    assert choose([with_losses(0, [2.0]), with_losses(1, [1.0])]).popitem()[1].number == 0
+def test_one_held_out_image_chooses_no_rate():
+    assert choose([with_losses(0, [2.0]), with_losses(4, [1.0])]).popitem()[1].number == 0
 
 
 def test_many_losses_are_stored_by_group(planned, monkeypatch):
