@@ -28,8 +28,8 @@ from didicm.values import override
 SEED = 1_000_000  # of the search; seeds of runs count from 0, and are few
 LENGTHS = (1.0, 0.5, 2.0, 0.25)  # as a factor of the epochs
 SPREADS = {"optimizer.lr": 2.5, "optimizer.weight_decay": 5.0}  # the largest factor, up and down
-# Standard errors that a learning rate or weight decay must be better by. One is too few (study strong-cpu): a round
-# has several trials, trainings differ by their seeds too, and 40 held-out images chose a rate that is worse.
+# Standard errors that a learning rate or weight decay must be better by. One is too few (study strong-cpu): rounds
+# have several trials, trainings differ by their seeds too, and 40 held-out images chose a rate that is worse.
 ERRORS = 2.0
 SEARCHED = {"epochs": "epochs", "optimizer.lr": "learning rate", "optimizer.weight_decay": "weight decay"}
 
