@@ -254,7 +254,7 @@ def _on_rates(folders: list[Path]) -> Iterator[str]:
             f"- **Learning rate and weight decay matter {more} than length**: the best of four lengths lowered "
             f"the NLL on held-out images by {fmean(by_length):.3f} in the mean, learning rate and weight decay by "
             f"another {fmean(by_rates):.3f}, at most {max(by_rates):.3f} ({len(by_rates)} searches). On test "
-            f"images, where both were tried (wrong labels, {min(held_out)} to {max(held_out)} of them held out), "
+            f"images, where both were tried (wrong labels, with {min(held_out)} to {max(held_out)} held-out images), "
             f"choosing them too by the lowest NLL changed it by {min(tested):+.3f} to {max(tested):+.3f}, "
             f"{fmean(tested):+.3f} in the mean: few held-out images choose by chance. `--tune` now keeps them "
             "unless others are better by more than two standard errors, as "
