@@ -57,9 +57,11 @@ class Backbone(nn.Module):
         self.backbone.requires_grad_(not frozen)
         self.num_classes, self.in_chans, self.frozen = num_classes, in_chans, frozen
         self.num_features = self.head_hidden_size = _width(self.backbone)
-        standardized = frozen and standardize
-        self.norm = nn.BatchNorm1d(self.num_features, affine=False) if standardized else nn.Identity()
+        self.standardized = frozen and standardize
+        self.norm = nn.BatchNorm1d(self.num_features, affine=False) if self.standardized else nn.Identity()
         self.fc = self._linear(num_classes)
+        if self.standardized:
+            self.zero_started = ("fc.weight",)  # for optimisers that scale a step with the weights' norm
 
     def train(self, mode: bool = True) -> "Backbone":
         """Change the mode; a frozen backbone keeps evaluating, so that its batch statistics do not move."""
@@ -100,7 +102,7 @@ class Backbone(nn.Module):
 
     def _linear(self, num_classes: int) -> nn.Linear:
         layer = nn.Linear(self.num_features, num_classes)
-        if not isinstance(self.norm, nn.Identity):
+        if self.standardized:
             nn.init.normal_(layer.weight, std=START)
             nn.init.zeros_(layer.bias)
         return layer

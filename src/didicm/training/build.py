@@ -232,6 +232,12 @@ def check_batches(config: TrainConfig, components: RunComponents, world_size: in
             f"there are {len(components.train)} training images, fewer than one batch of {config.batch_size}: "
             "lower batch_size or use more images"
         )
+    network = components.classifier.model
+    if share == 1 and isinstance(network, Backbone) and network.standardized:
+        raise UserError(
+            "features are standardised over a batch, and here each has a single image: raise batch_size, or set "
+            "model_args.standardize to false"
+        )
     return share
 
 

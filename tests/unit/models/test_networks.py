@@ -107,6 +107,8 @@ def test_features_of_a_frozen_backbone_are_standardised(name):
     trained = create_model(name, **arguments)  # a backbone that learns keeps its own scale
     assert "norm.running_mean" not in trained.state_dict()
     assert model.fc.weight.std() < 0.5 * trained.fc.weight.std()
+    assert model.zero_started == ("fc.weight",)
+    assert not hasattr(trained, "zero_started")
 
 
 def convolutions(model):

@@ -5,8 +5,10 @@ import torch
 from safetensors.torch import save_file
 
 from didicm import DiffusionClassifier, StandardClassifier, UserError, load, official, save
+from didicm.models.backbone import START
 from didicm.settings import load_recipe
 from didicm.training.build import build, build_classifier, check_batches, estimate
+from didicm.training.steps import make_optimizer
 from didicm.values import override
 
 TINY = {"data": "fashion-mini", "model_args.width": 0.125, "fraction": 0.1, "image.size": 8, "batch_size": 20}
@@ -95,6 +97,40 @@ def test_batches_must_divide_evenly():
         check_batches(config(), made, 3)
     with pytest.raises(UserError, match="200 training images, fewer than one batch of 400"):
         check_batches(config(batch_size=400), made, 1)
+    backbone = {"backbone": "test_resnet", "pretrained": False, "frozen": True}
+    frozen = override(load_recipe("finetune"), {**TINY, "model_args.width": None, "model_args": backbone})
+    with pytest.raises(
+        UserError, match=r"a single image: raise batch_size, or set model_args\.standardize to false"
+    ):
+        check_batches(override(frozen, {"batch_size": 2}), build(frozen), 2)
+    frozen = override(frozen, {"model_args.standardize": False})
+    assert check_batches(override(frozen, {"batch_size": 2}), build(frozen), 2) == 1
+
+
+@pytest.mark.parametrize("method", ["diffusion", "standard"])
+@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("lamb", 5e-3), ("sgd", 0.1)])
+def test_a_head_on_standardised_features_leaves_its_small_start(optimizer, lr, method):
+    """LAMB scales a step with the norm of the weights: those that start at nearly nothing need to be outside of that."""
+    backbone = {"backbone": "test_resnet", "pretrained": False, "frozen": True}
+    own = {
+        **TINY,
+        "model_args.width": None,
+        "model_args": backbone,
+        "optimizer.name": optimizer,
+        "optimizer.lr": lr,
+    }
+    own = override(load_recipe("finetune", method), own)
+    torch.manual_seed(0)
+    classifier = build_classifier(own, 4, 3).train()
+    image, target = torch.randn(80, classifier.model.num_features), torch.eye(4).repeat(20, 1)
+    image[:, :4] += 3 * target
+    steps = make_optimizer(own, classifier.model)
+    for _ in range(100):
+        steps.zero_grad()
+        classifier.loss(image, target, classifier.random_numbers(80)).backward()
+        steps.step()
+    assert (classifier.eval()(image).argmax(1) == target.argmax(1)).float().mean() > 0.9
+    assert classifier.model.fc.weight.std() > 5 * START
 
 
 def test_an_estimate_grows_with_what_it_is_of():
