@@ -110,7 +110,7 @@ def test_batches_must_divide_evenly():
 @pytest.mark.parametrize("method", ["diffusion", "standard"])
 @pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("lamb", 5e-3), ("sgd", 0.1)])
 def test_a_head_on_standardised_features_leaves_its_small_start(optimizer, lr, method):
-    """LAMB scales a step with the norm of the weights: those that start at nearly nothing need to be outside of that."""
+    """LAMB scales a step with the norm of the weights: those that start small need to be outside of that."""
     backbone = {"backbone": "test_resnet", "pretrained": False, "frozen": True}
     own = {
         **TINY,
