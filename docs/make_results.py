@@ -65,6 +65,8 @@ ORDER = (
     "times",
     "mask",
     "mask-strong",
+    "borders",
+    "borders-strong",
     "recipe",
     "finetune",
 )

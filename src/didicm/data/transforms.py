@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import pad as padded
 
 from didicm.data.decode import MODES, resize_and_crop, to_channels
 from didicm.data.images import DataError, check_channels, stack
 from didicm.data.picture import Picture, each_plane, from_pixels
 from didicm.data.randomness import keys, preserved, seed_all, uniform
-from didicm.diffusion.sampler import Views, crop_and_flip
+from didicm.diffusion.sampler import Views, shift_and_flip
 from didicm.errors import reason
 from didicm.values import Few, Pixels, Range, Settings, plain
 
@@ -119,7 +118,8 @@ class Augment(Settings):
     prefix = "augment."
     scale: tuple[float, float] | None = None  # area of the random resized crop; None: no such crop
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    pad: Annotated[int, Range(0, 4096)] = 0  # instead: pad by so many black pixels, crop anywhere; for tiny images
+    pad: Annotated[int, Range(0, 4096)] = 0  # instead: pad by so many pixels, crop anywhere; for tiny images
+    pad_mode: Literal["black", "edge"] = "black"  # what they show: black, or the border of the image, repeated
     hflip: Probability = 0.0
     color_jitter: Annotated[float, Range(0, 100)] = 0.0  # of brightness, contrast and saturation
     auto_augment: str | None = None  # timm's name for it
@@ -210,11 +210,12 @@ class TrainTransform:
         pad, hflip = self.augment.pad, self.augment.hflip
         if self.augment.scale is None and (pad or hflip):
             draws = uniform(key, 3)
-            offset, flip = (
+            by, flip = (
                 torch.from_numpy(x).to(images.device, non_blocking=True)
-                for x in ((draws[:, :2] * (2 * pad + 1)).astype(np.int64), draws[:, 2] < hflip)
+                for x in ((draws[:, :2] * (2 * pad + 1)).astype(np.int64) - pad, draws[:, 2] < hflip)
             )
-            images = crop_and_flip(padded(images, [pad] * 4), offset, flip, images.shape[-2:])
+            fill = (0,) if self.augment.pad_mode == "black" else None
+            images = shift_and_flip(images, by, flip, fill)
         return self.eval_transform.finish(images)
 
     @property
@@ -228,8 +229,9 @@ class TrainTransform:
     def views(self) -> Views | None:
         """Views of an image that this taught a network to take alike: shifts and flips; None if it has neither."""
         shown, augment = self.eval_transform, self.augment
-        black = tuple(-mean / std for mean, std in zip(shown.mean, shown.std, strict=True))
-        shift, fill = (augment.pad, black) if augment.scale is None else (shown.size // SHIFT, None)
+        fill, shift = None, augment.pad if augment.scale is None else shown.size // SHIFT
+        if augment.pad and augment.pad_mode == "black":
+            fill = tuple(-mean / std for mean, std in zip(shown.mean, shown.std, strict=True))
         return Views(shift, augment.hflip > 0, fill) if shift or augment.hflip else None
 
     @property

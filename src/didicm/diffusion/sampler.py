@@ -1,6 +1,6 @@
 """How to sample, as one value that settings, checkpoints and flags share; and views of an image."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from didicm.diffusion.process import UniformProcess
 from didicm.diffusion.random import ImageRandom
@@ -50,18 +49,11 @@ class Views(Settings):
             raise UserError("views are made of images, not of stored features: leave out views")
         random, views = ImageRandom(image, seed ^ _SALT), [image]
         while len(views) < count:
-            offset = (random.uniform(2) * (2 * self.shift + 1)).long()
+            by = (random.uniform(2) * (2 * self.shift + 1)).long() - self.shift
             flip = torch.full((len(image),), self.hflip and len(views) % 2 == 1, device=image.device)
             # One memory layout for all views: a network's rounding may depend on it.
-            views.append(crop_and_flip(self._padded(image), offset, flip, image.shape[-2:]).contiguous())
+            views.append(shift_and_flip(image, by, flip, self.fill).contiguous())
         return views
-
-    def _padded(self, image: Tensor) -> Tensor:
-        by = [self.shift] * 4
-        if self.fill is None:
-            return F.pad(image, by, mode="replicate")
-        inside = F.pad(torch.ones_like(image[:1, :1]), by).bool()
-        return torch.where(inside, F.pad(image, by), image.new_tensor(self.fill).view(-1, 1, 1))
 
 
 def allowed(views: Views | None) -> Views:
@@ -74,13 +66,20 @@ def allowed(views: Views | None) -> Views:
     return views
 
 
-def crop_and_flip(image: Tensor, offset: Tensor, flip: Tensor, size: torch.Size) -> Tensor:
-    """A part of each image (B, C, H, W) at its offset (B, 2), of such a height and width, mirrored if `flip`."""
-    which, down, across = (torch.arange(n, device=image.device) for n in (len(image), *size))
-    rows = offset[:, :1] + down
-    columns = offset[:, 1:] + torch.where(flip[:, None], across.flip(0), across)
-    cut = image.permute(0, 2, 3, 1)[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return cut.permute(0, 3, 1, 2)
+def shift_and_flip(image: Tensor, by: Tensor, flip: Tensor, fill: Sequence[float] | None) -> Tensor:
+    """Images (B, C, H, W), each moved by its own pixels (B, 2) and mirrored if `flip`; `fill` as in `Views`."""
+    height, width = image.shape[-2:]
+    which, down, across = (torch.arange(n, device=image.device) for n in (len(image), height, width))
+    rows = by[:, :1] + down
+    columns = by[:, 1:] + torch.where(flip[:, None], across.flip(0), across)
+    inner_rows, inner_columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    seen = image.permute(0, 2, 3, 1)[which[:, None, None], inner_rows[:, :, None], inner_columns[:, None, :]]
+    if fill is not None:
+        inside = (rows == inner_rows)[:, :, None] & (columns == inner_columns)[:, None, :]
+        # `non_blocking`: else the copy would wait for all that a GPU still has to do.
+        colour = torch.tensor(fill, dtype=image.dtype).to(image.device, non_blocking=True)
+        seen = torch.where(inside[..., None], seen, colour)
+    return seen.permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

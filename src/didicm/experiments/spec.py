@@ -43,6 +43,7 @@ LATER: dict[str, Any] = {
     "teacher_sampler": {},
     "optimizer.snapshots": None,
     "optimizer.swa": None,
+    "augment.pad_mode": "black",
 }
 MOST_RUNS = 100_000  # of a study
 SEEDS_APART = 1000  # between members of an ensemble, further than seeds of a study

@@ -1,5 +1,6 @@
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,11 +84,13 @@ def test_none_is_the_evaluation_view(picture):
     assert torch.equal(transform.finish(prepared, keys(np.arange(1)))[0], eval_transform(picture()))
 
 
-def test_small_shifts_by_at_most_pad_and_flips_half():
+@pytest.mark.parametrize(("pad_mode", "as_torch"), [("black", "constant"), ("edge", "replicate")])
+def test_small_shifts_by_at_most_pad_and_flips_half(pad_mode, as_torch):
     eval_transform = EvalTransform(size=8, channels=1, mean=(0.0,), std=(1 / 255,), crop_pct=1.0)
     images = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 8, 8).expand(4000, 1, 8, 8)
-    out = TrainTransform(SMALL, eval_transform).finish(images, keys(np.arange(4000))).round().to(torch.uint8)[:, 0]
-    padded = torch.nn.functional.pad(images[0, 0], [2] * 4)
+    transform = TrainTransform(replace(SMALL, pad_mode=pad_mode), eval_transform)
+    out = transform.finish(images, keys(np.arange(4000))).round().to(torch.uint8)[:, 0]
+    padded = torch.nn.functional.pad(images[0].float(), [2] * 4, mode=as_torch)[0].byte()
     wanted = {}
     for dy in range(5):
         for dx in range(5):

@@ -57,9 +57,10 @@ def test_views_are_crops_of_the_padded_image_and_every_other_one_is_mirrored(shi
     assert len(places) == (2 * shift + 1) ** 2  # all of them occur
 
 
-def test_views_are_those_of_the_training():
+@pytest.mark.parametrize("pad_mode", ["black", "edge"])
+def test_views_are_those_of_the_training(pad_mode):
     seen = EvalTransform(12, 1, mean=(0.3,), std=(0.2,))
-    transform = TrainTransform(Augment(pad=2, hflip=0.5), seen)
+    transform = TrainTransform(Augment(pad=2, pad_mode=pad_mode, hflip=0.5), seen)
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 1, 12, 12), dtype=np.uint8))
     shown = {bytes(transform.finish(pixels, np.array([key], np.uint64)).numpy().round(4)) for key in range(600)}
     views = transform.views(seen.finish(pixels), 40)

@@ -34,6 +34,8 @@ GIVEN = (
     "strong-labels-cpu",
     "mask-cpu",
     "mask-strong-cpu",
+    "borders-cpu",
+    "borders-strong-cpu",
 )  # on images that do not ship
 SMALL = {
     "name": "mine",
@@ -342,7 +344,7 @@ def test_conditions_may_differ_in_their_table_of_labels(tiny):
 
 def test_recipe_few_is_what_its_study_recommends():
     """But for what that study varies, its images, and the sampler that it compares with others."""
-    run = next(r for r in load_study("mask-strong-cpu").runs("data", 1) if r.method.variant == "90 % masked")
+    run = next(r for r in load_study("borders-strong-cpu").runs("data", 1) if r.method.variant == "ResNet blocks")
     recipe = flatten(load_recipe("few"))
     own = {
         "data",
