@@ -1,3 +1,4 @@
+import shlex
 import shutil
 
 import numpy as np
@@ -52,8 +53,24 @@ def test_doctor_reports_when_nothing_can_be_read(folder, tmp_path, capsys):
 
 def test_doctor_is_content_with_good_data(tmp_path, capsys):
     assert run_cli(["doctor", "fashion-mini", "--examples", str(tmp_path / "x.png")]) == 0
-    assert "Ready to train" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Ready to train: didicm train --recipe small --data fashion-mini --out runs/mine\n" in printed
+    assert "scales images down" not in printed
     assert (tmp_path / "x.png").exists()
+
+
+def test_the_training_that_doctor_names_is_that_of_these_images(tmp_path, capsys, make_folder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "photos", ("benign", "malign"), count=20, size=(80, 90))
+    asked = ["--group-by", r"(\d)\.png", "--recipe", "few"]
+    assert run_cli(["doctor", "photos", *asked]) == 0
+    printed = capsys.readouterr().out
+    assert "recipe few scales images down to 32 pixels: --image.size 64 shows more" in printed
+    command = printed.splitlines()[-1].removeprefix("Ready to train: ")
+    words = shlex.split(command)
+    assert words[:6] == ["didicm", "train", "--recipe", "few", "--data", "photos"]
+    assert words[words.index("--group-by") + 1] == r"(\d)\.png"
+    assert run_cli([*words[1:], "--epochs", "1"]) == 0  # a batch of 50 would be more than there are
 
 
 def test_doctor_names_what_it_cannot_find(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """`didicm doctor`: look at the data before training."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,9 @@ from didicm.evaluation.assess import find_suspects
 from didicm.evaluation.stored import open_model
 from didicm.files import check_replaceable, is_our_picture
 from didicm.progress import ProgressDisplay
-from didicm.settings import load_recipe
-from didicm.text import SafeConsole, count, readable
+from didicm.settings import TrainConfig, load_recipe
+from didicm.text import SafeConsole, count, quoted, readable
+from didicm.training.build import small_batch
 
 MOST_SUSPECTS = 50
 POOR = 0.8  # accuracy below which most doubts are likely to be the model's mistakes
@@ -58,10 +60,11 @@ def main(argv: list[str]) -> int:
             "labels is given with --check-labels"
         )
     check_replaceable(options.examples, is_our_picture, "--examples", force=options.force)
-    config = load_recipe(options.recipe)
+    config, notes = load_recipe(options.recipe), list[str]()
     image = config.image
     model = open_model(options.check_labels) if options.check_labels else None
     data = open_data(options.data, labels=options.labels, group_by=options.group_by, strict=False)
+    transform = None
     try:
         transform = find_transform(
             data, image.size, image.limit, image.channels, image.crop_pct, image.interpolation
@@ -73,6 +76,11 @@ def main(argv: list[str]) -> int:
         save_examples(data.train, TrainTransform(config.augment, transform), options.examples)
         console.print(f"What the transforms do to three images: {readable(str(options.examples))}")
     findings = examine(data, partial(_track, console))
+    if transform is not None and min(findings.train.widths[1], findings.train.heights[1]) > 2 * transform.size:
+        notes.append(
+            f"recipe {options.recipe} scales images down to {transform.size} pixels: --image.size "
+            f"{2 * transform.size} shows more of them, and --recipe finetune starts from a pretrained backbone"
+        )
     if model is not None:
         suspects = find_suspects(model, options.data, labels=options.labels, group_by=options.group_by)
         told = [
@@ -92,13 +100,26 @@ def main(argv: list[str]) -> int:
             )
         for line in (*told, *_first([str(suspect) for suspect in suspects.found], MOST_SUSPECTS)):
             console.print(readable(line))
-    for part in render(findings):
+    for part in render(findings, notes, _next_command(options, config, findings)):
         console.print(part)
     return 1 if findings.problems else 0
 
 
-def render(findings: Findings) -> Iterator[RenderableType]:
-    """Yield what to print with rich, line by line and table by table."""
+def _next_command(options: DoctorOptions, config: TrainConfig, findings: Findings) -> str:
+    """The training that these images are ready for, with what was said of them here."""
+    words = ["didicm", "train", "--recipe", options.recipe, "--data", quoted(options.data)]
+    for flag, value in (("--labels", options.labels), ("--group-by", options.group_by)):
+        words += [flag, quoted(value)] if value is not None else []
+    images = findings.train.images
+    if findings.val is None:
+        images = math.floor(images * (1 - config.val_fraction))
+    if images < config.batch_size:
+        words += ["--batch-size", str(small_batch(images))]
+    return " ".join([*words, "--out", "runs/mine"])
+
+
+def render(findings: Findings, notes: Sequence[str], command: str) -> Iterator[RenderableType]:
+    """Yield what to print with rich, line by line and table by table; `command` is what to do if all is well."""
     splits = [split for split in (findings.train, findings.val) if split is not None]
     title = readable(findings.uri)
     table = Table("", *("train", "val")[: len(splits)], title=title, title_justify="left")
@@ -115,8 +136,11 @@ def render(findings: Findings) -> Iterator[RenderableType]:
     yield from _first([f"also in validation: {a} = {b}" for a, b in findings.leaks])
     yield from _first([f"under two classes: {a} = {b}" for a, b in findings.contradictions])
     yield from (Text.assemble(("problem", "red"), f"  {readable(problem)}") for problem in findings.problems)
-    yield from (Text.assemble(("note", "yellow"), f"     {readable(line)}") for line in findings.advice)
-    yield Text(readable(findings.verdict), "bold")
+    yield from (Text.assemble(("note", "yellow"), f"     {readable(line)}") for line in (*findings.advice, *notes))
+    verdict = f"Ready to train: {command}"
+    if findings.problems:
+        verdict = f"Fix {'this' if len(findings.problems) == 1 else 'these'} first, then look again."
+    yield Text(readable(verdict), "bold")
 
 
 def _first(lines: list[str], most: int = 10) -> Iterator[str]:

@@ -24,7 +24,7 @@ from didicm.data.randomness import keys, preserved
 from didicm.data.sources import Data, shared_groups
 from didicm.data.transforms import TrainTransform, to_tensor
 from didicm.files import SOFTWARE, write_files
-from didicm.text import count, quoted
+from didicm.text import count
 
 # Images, in the widest sense, of kinds that we do not open.
 UNSUPPORTED = frozenset((
@@ -123,13 +123,6 @@ class Findings:
         """Images of the largest class per image of the smallest that has any, over all splits."""
         both = [split.counts for split in (self.train, self.val) if split is not None]
         return _imbalance(sum(split[name] for split in both) for name in self.train.counts)
-
-    @property
-    def verdict(self) -> str:
-        """What to do next, in one line."""
-        if self.problems:
-            return f"Fix {'this' if len(self.problems) == 1 else 'these'} first, then look again."
-        return f"Ready to train: didicm train --recipe small --data {quoted(self.uri)} --out runs/mine"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,7 +106,7 @@ def evaluate(
         data: where the images are.
         split: val or train; by default val, or all images if there is none.
         labels: a table of what the images of a folder show, as for `open_data`; by default that of the training.
-        group_by: which images stay together in a split, likewise.
+        group_by: which images stay together in a split, and count as one in intervals, likewise.
         calibrated: apply the calibration stored with the model, if it fits.
         bins: of the calibration errors.
         seed: of corruption and intervals.
@@ -121,7 +122,7 @@ def evaluate(
     sets = {name: (rule, rule.sets(probs)) for name, rule in rules.items()}
     return ModelEvaluation(
         metrics=evaluate_probs(probs, truth, bins=bins),
-        intervals=bootstrap(probs, truth, seed=seed, bins=bins),
+        intervals=bootstrap(probs, truth, groups=found.groups, seed=seed, bins=bins),
         conformal={
             name: {"target": 1 - rule.alpha, "coverage": coverage(inside, truth), "mean_size": mean_size(inside)}
             for name, (rule, inside) in sets.items()
@@ -135,13 +136,21 @@ def evaluate(
         skipped=found.skipped,
         calibration=calibration,
         note=test.note,
-        notes=test.notes,
+        notes=[*test.notes, *_note_groups(found.groups)],
         probs=probs,
         labels=truth,
         class_names=model.class_names,
         image_names=found.image_names,
         unlike_training=None if unlike is None else unlike.mean().item(),
     )
+
+
+def _note_groups(groups: np.ndarray | None) -> list[str]:
+    if groups is None:
+        return []
+    if (number := len(np.unique(groups))) == 1:
+        return ["all images are of one group: what another would give is not known, and intervals are of width 0"]
+    return [f"intervals are over {number:,} groups, which are drawn whole"]
 
 
 @dataclass(frozen=True)

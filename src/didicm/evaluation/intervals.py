@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ def bootstrap(
     probs: Tensor,
     labels: Tensor,
     *,
+    groups: np.ndarray | None = None,
     resamples: int = 1000,
     level: float = 0.95,
     seed: int = 0,
@@ -25,6 +27,7 @@ def bootstrap(
 ) -> dict[str, tuple[float, float]]:
     """Interval (low, high) of every metric of probabilities (N, K) over resamples of the images.
 
+    With `groups` (N,), such as patients, whole groups are drawn: images of one are alike, and count as one.
     Percentiles of the resampled values. Calibration errors (`cal/`) are biased upwards by the finite number of
     images, and a resample has that bias twice; theirs are moved back by it, so they are intervals of what N images
     measure on average. What hangs on a handful of errors gets too narrow an interval: `sc/Cov@1Risk` of hundreds
@@ -34,8 +37,9 @@ def bootstrap(
     if resamples < 1:
         raise UserError(f"the number of resamples must be at least 1, got {resamples}")
     summary = Summary.of(probs, labels, bins)
+    group = None if groups is None else torch.from_numpy(np.unique(groups, return_inverse=True)[1])
     observed = summary.metrics(torch.ones(1, summary.num_images, dtype=torch.float64))
-    drawn = [summary.metrics(weights) for weights in _counts(summary.num_images, resamples, seed)]
+    drawn = [summary.metrics(weights) for weights in _counts(summary.num_images, resamples, seed, group)]
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     intervals = {}
     for name, value in observed.items():
@@ -60,14 +64,15 @@ def seed_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     return mean, mean - half, mean + half
 
 
-def _counts(n: int, resamples: int, seed: int) -> Iterator[Tensor]:
-    """How often each resample draws each image, (R, N) at a time; every row sums to N."""
+def _counts(n: int, resamples: int, seed: int, group: Tensor | None = None) -> Iterator[Tensor]:
+    """How often each resample draws each image, (R, N) at a time: as often as the image's group, if it has one."""
     generator = torch.Generator().manual_seed(seed)
     one = torch.ones((), dtype=torch.float64)
-    step = max(1, CHUNK // n)
+    step, units = max(1, CHUNK // n), n if group is None else int(group.max()) + 1
     for start in range(0, resamples, step):
-        drawn = torch.randint(n, (min(step, resamples - start), n), generator=generator)
-        yield torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, one.expand_as(drawn))
+        drawn = torch.randint(units, (min(step, resamples - start), units), generator=generator)
+        counts = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, one.expand_as(drawn))
+        yield counts if group is None else counts[:, group]
 
 
 @cache

@@ -170,7 +170,7 @@ class Ranking:
         return cls(order, ends, 1 - correct, ranked.double() - correct)
 
     def curve(self, weights: Tensor) -> "Curve":
-        """Curves of R ways (R, N) of counting the images, each N in total."""
+        """Curves of R ways (R, N) of counting the images."""
         weights = weights[:, self.order]
 
         def count(what: Tensor) -> Tensor:
@@ -188,9 +188,9 @@ class Curve:
     gap: Tensor
 
     @property
-    def total(self) -> int:
-        """Number of images."""
-        return int(self.covered[0, -1])
+    def total(self) -> Tensor:
+        """Number of images (R,)."""
+        return self.covered[:, -1]
 
     @property
     def risk(self) -> Tensor:
@@ -200,7 +200,8 @@ class Curve:
     def aurc(self) -> Tensor:
         """Mean risk (R,) over the coverages 1/N .. 1 by the trapezoidal rule."""
         # Inside a group the risk at k images is slope + rest / k, and the sum of 1 / k is a harmonic number.
-        harmonic = F.pad((1 / torch.arange(1, self.total + 1, dtype=torch.float64)).cumsum(0), (1, 0))
+        most = int(self.total.max())
+        harmonic = F.pad((1 / torch.arange(1, most + 1, dtype=torch.float64)).cumsum(0), (1, 0))
         rest = self.wrong[:, :-1] - self.covered[:, :-1] * self._slope
         area = self.wrong[:, -1] + (rest * harmonic[self.covered.long()].diff()).sum(1)
         return self._trapezoid(area, self._first)
@@ -217,9 +218,10 @@ class Curve:
 
     def adaptive_error(self, bins: int) -> Tensor:
         """Calibration error (R,) over bins of equal mass; a group on an edge is shared out evenly."""
-        small, extra = divmod(self.total, bins)
-        sizes = small + (torch.arange(bins) < extra).double()  # the least confident bins take what is left over
-        edges = F.pad(sizes.flip(0).cumsum(0), (1, 0)).expand(len(self.covered), -1).contiguous()
+        total = self.total[:, None]
+        # The least confident bins take what is left over.
+        sizes = total.div(bins, rounding_mode="floor") + (torch.arange(bins) < total % bins)
+        edges = F.pad(sizes.flip(1).cumsum(1), (1, 0)).contiguous()
         right = torch.searchsorted(self.covered, edges).clamp_min(1)
         start, stop = self.covered.gather(1, right - 1), self.covered.gather(1, right)
         before, after = self.gap.gather(1, right - 1), self.gap.gather(1, right)
@@ -238,7 +240,7 @@ class Curve:
 
     def _trapezoid(self, area: Tensor, first: Tensor) -> Tensor:
         last = self.wrong[:, -1] / self.total
-        return (area - (first + last) / 2) / (self.total - 1) if self.total > 1 else last
+        return torch.where(self.total > 1, (area - (first + last) / 2) / (self.total - 1).clamp_min(1), last)
 
 
 @dataclass(frozen=True)
@@ -286,9 +288,9 @@ class Summary:
         return len(self.top_gap)
 
     def metrics(self, weights: Tensor) -> dict[str, Tensor]:
-        """All metrics (R,) for R ways (R, N) of counting the images; every way counts N in total."""
-        n, num_classes = self.num_images, self.low_gap.shape[1]
-        means = weights @ torch.stack(list(self.values.values()), 1) / n
+        """All metrics (R,) for R ways (R, N) of counting the images."""
+        n, num_classes = weights.sum(1), self.low_gap.shape[1]
+        means = weights @ torch.stack(list(self.values.values()), 1) / n[:, None]
         classwise = (weights @ self.low_gap).abs().sum(1)
         classwise = classwise + torch.sparse.mm(self.high_gap, weights.T.contiguous()).abs().sum(0)
         curve = self.ranking.curve(weights)

@@ -1,14 +1,16 @@
 """Stored results as rows, and what they say on average: means with intervals over seeds, paired differences."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import product
+from typing import Any, TypeAlias
 
 from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import Measurement, RunResult
 from didicm.experiments.spec import ONE_CALL, Condition, Method, Study
 
+Place: TypeAlias = tuple[Condition, int]  # a condition and a seed
 LEVEL = 0.95
 MINUS = "\N{MINUS SIGN}"
 
@@ -108,6 +110,11 @@ class Row:
         return Entry(self.method, self.measured.sampler)
 
     @property
+    def place(self) -> Place:
+        """Where it was trained and measured."""
+        return self.run.condition, self.run.seed
+
+    @property
     def views(self) -> int:
         """Augmented views of an image that the network looked at."""
         return int(self.measured.settings.get("views", 1))
@@ -116,6 +123,22 @@ class Row:
         """The metric, if it was measured."""
         values = self.measured.scaled_metrics if metric.scaled else self.measured.metrics
         return None if values is None else values.get(metric.name)
+
+
+def complete(places: Collection[Place]) -> set[Place]:
+    """Those of the same conditions for every seed: all conditions, or all seeds, whichever leaves more of them.
+
+    Of seeds without a condition in common, the first alone.
+    """
+    by_seed: dict[int, set[Condition]] = {}
+    for condition, seed in places:
+        by_seed.setdefault(seed, set()).add(condition)
+    if not by_seed:
+        return set()
+    every, shared = set.union(*by_seed.values()), set.intersection(*by_seed.values())
+    whole = [seed for seed, found in by_seed.items() if found == every]
+    found = max(set(product(every, whole)), set(product(shared, by_seed)), key=len)
+    return found or set(product(by_seed[min(by_seed)], [min(by_seed)]))
 
 
 class Rows(list[Row]):
@@ -155,21 +178,18 @@ class Rows(list[Row]):
     def minus(self, other: "Rows", metric: Metric) -> Estimate | None:
         """Mean difference, paired by condition and seed; the interval is over seeds.
 
-        Of several conditions, each seed's mean over those that all seeds have: how conditions differ is no noise.
+        Of several conditions, each seed's mean over the `complete` ones: how conditions differ is no noise.
         """
-        theirs = {(row.run.condition, row.run.seed): row.value(metric) for row in other}
-        by_seed: dict[int, dict[Condition, float]] = {}
+        theirs = {row.place: row.value(metric) for row in other}
+        gaps: dict[Place, float] = {}
         for row in self:
-            x, y = row.value(metric), theirs.get((row.run.condition, row.run.seed))
+            x, y = row.value(metric), theirs.get(row.place)
             if x is not None and y is not None:
-                by_seed.setdefault(row.run.seed, {})[row.run.condition] = x - y
-        if not by_seed:
-            return None
-        shared = set.intersection(*map(set, by_seed.values()))
-        if not shared:
-            first = min(by_seed)
-            by_seed, shared = {first: by_seed[first]}, set(by_seed[first])
-        return _estimate([sum(found[c] for c in shared) / len(shared) for found in by_seed.values()])
+                gaps[row.place] = x - y
+        by_seed: dict[int, list[float]] = {}
+        for condition, seed in sorted(complete(gaps), key=lambda place: place[1]):
+            by_seed.setdefault(seed, []).append(gaps[condition, seed])
+        return _estimate([sum(found) / len(found) for found in by_seed.values()]) if by_seed else None
 
     def largest(self, entry: Entry) -> Row:
         """The row that an entry's cost is told by: at its largest resolution."""

@@ -8,7 +8,7 @@ from didicm.experiments.results import Trial
 from didicm.experiments.spec import ONE_CALL, Condition, Study
 from didicm.experiments.tune import SEARCHED, choose
 from didicm.report.panels import on_study
-from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
+from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, complete
 from didicm.text import count
 
 ENOUGH_SEEDS = 3
@@ -80,12 +80,12 @@ def _on_pair(rows: Rows) -> list[str]:
 
 
 def _in_common(rows: Rows, ours: Entry, baselines: Sequence[Entry]) -> tuple[Rows, list[Entry]]:
-    """Rows of the conditions and seeds that DiDiCM shares with the baselines that share most of them."""
-    places = {e: {(r.run.condition, r.run.seed) for r in rows.select(e)} for e in (ours, *baselines)}
+    """Rows of the `complete` places that DiDiCM shares with the baselines that share most of them."""
+    places = {e: {r.place for r in rows.select(e)} for e in (ours, *baselines)}
     shared = {e: len(places[e] & places[ours]) for e in baselines}
     kept = [e for e in baselines if shared[e] and shared[e] == max(shared.values())]
-    common = set.intersection(places[ours], *(places[e] for e in kept))
-    return Rows(row for row in rows if (row.run.condition, row.run.seed) in common), kept
+    common = complete(set.intersection(places[ours], *(places[e] for e in kept)))
+    return Rows(row for row in rows if row.place in common), kept
 
 
 class _Measured(NamedTuple):

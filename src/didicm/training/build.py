@@ -219,6 +219,11 @@ def keeps_features(config: TrainConfig, classifier: Classifier) -> bool:
     return True
 
 
+def small_batch(images: int) -> int:
+    """A batch for few training images: a power of two that makes four steps or more of an epoch."""
+    return 1 << max(1, (images // 4).bit_length() - 1)
+
+
 def check_batches(config: TrainConfig, components: RunComponents, world_size: int) -> int:
     """Images per process and part of a step; the settings must divide evenly."""
     share, rest = divmod(config.batch_size, world_size * config.accumulate)
@@ -230,7 +235,7 @@ def check_batches(config: TrainConfig, components: RunComponents, world_size: in
     if len(components.train) < config.batch_size:
         raise UserError(
             f"there are {len(components.train)} training images, fewer than one batch of {config.batch_size}: "
-            "lower batch_size or use more images"
+            f"lower batch_size, such as to {small_batch(len(components.train))}, or use more images"
         )
     network = components.classifier.model
     if share == 1 and isinstance(network, Backbone) and network.standardized:

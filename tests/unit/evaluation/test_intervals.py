@@ -14,10 +14,11 @@ from tests.oracle.simulated import posteriors, simulate
 
 
 @settings(max_examples=50)
-@given(posteriors(), st.integers(0, 2**31))
-def test_counting_images_equals_repeating_them(case, seed):
+@given(posteriors(), st.integers(0, 2**31), st.booleans())
+def test_counting_images_equals_repeating_them(case, seed, grouped):
     probs, labels = case
-    weights = next(_counts(len(probs), 3, seed))
+    group = torch.arange(len(probs)) * 2 // 3 if grouped else None  # one image, two, one, two
+    weights = next(_counts(len(probs), 3, seed, group))
     counted = Summary.of(probs, labels).metrics(weights)
     for row, weight in enumerate(weights.long()):
         repeated = evaluate_probs(probs.repeat_interleave(weight, 0), labels.repeat_interleave(weight))
@@ -29,6 +30,20 @@ def test_every_resample_draws_as_many_images_as_there_are(monkeypatch):
     parts = list(_counts(20, 10, seed=1))
     assert [len(part) for part in parts] == [3, 3, 3, 1]
     assert all((part.sum(1) == 20).all() for part in parts)
+
+
+def test_the_images_of_a_group_count_as_one():
+    probs, labels = simulate(100, 5, seed=0)
+    apart = bootstrap(probs, labels, resamples=200)
+    assert bootstrap(probs, labels, groups=np.arange(100), resamples=200) == apart
+    group = np.repeat([f"patient {i:03}" for i in range(100)], 4)
+    probs, labels = probs.repeat_interleave(4, 0), labels.repeat_interleave(4)
+    together = bootstrap(probs, labels, groups=group, resamples=200)
+    for name in ("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE"):
+        assert together[name] == pytest.approx(apart[name])
+    narrow = bootstrap(probs, labels, resamples=200)["cls/NLL"]
+    ratio = (apart["cls/NLL"][1] - apart["cls/NLL"][0]) / (narrow[1] - narrow[0])
+    assert ratio == pytest.approx(2, abs=0.3)  # four copies of an image halve it, and say nothing new
 
 
 def test_intervals_depend_on_the_seed_and_on_nothing_else():

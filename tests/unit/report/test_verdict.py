@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -150,6 +151,30 @@ def test_conditions_are_no_seeds(result, rows, says):
     told = says(results(4))[0]
     assert told.startswith("DiDiCM is more accurate")
     assert "+2.1 points (95 % interval +2.1 to +2.1, 4 seeds)" in told
+
+
+@pytest.mark.parametrize(
+    ("left_out", "conditions", "seeds", "means"),
+    [
+        ({("hard", 3)}, 2, 3, "77.0 % against 75.5 %"),  # a seed that lacks a condition
+        ({("hard", 1), ("hard", 2), ("hard", 3)}, 1, 4, "89.0 % against 88.0 %"),  # a condition just begun
+    ],
+)
+def test_means_and_their_difference_are_of_the_same_runs(result, rows, says, left_out, conditions, seeds, means):
+    places = {"easy": (Condition(28, 1.0), 0.88, 0.89), "hard": (Condition(7, 0.1), 0.63, 0.65)}
+    told = says(
+        rows(
+            result(method, seed, accuracy, 1.0, condition, calls=calls)
+            for seed in range(4)
+            for name, (condition, theirs, ours) in places.items()
+            for method, accuracy, calls in (("standard", theirs, 1), ("DiDiCM, score", ours, 2))
+            if method == "standard" or (name, seed) not in left_out
+        )
+    )[0]
+    assert f"{means}{' on average over 2 conditions' if conditions == 2 else ''} (" in told
+    before, after = (float(number) for number in re.findall(r"([\d.]+) %", means))
+    assert f"a difference of {before - after:+.1f} points" in told
+    assert f"{seeds} seeds" in told
 
 
 def test_only_what_both_sides_were_run_in_is_compared(result, rows, says):

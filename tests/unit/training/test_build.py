@@ -95,7 +95,7 @@ def test_batches_must_divide_evenly():
     assert check_batches(config(batch_size=20, accumulate=2), made, 2) == 5
     with pytest.raises(UserError, match="choose a multiple of 3"):
         check_batches(config(), made, 3)
-    with pytest.raises(UserError, match="200 training images, fewer than one batch of 400"):
+    with pytest.raises(UserError, match=r"200 training images, fewer than one batch of 400: .* such as to 32,"):
         check_batches(config(batch_size=400), made, 1)
     backbone = {"backbone": "test_resnet", "pretrained": False, "frozen": True}
     frozen = override(load_recipe("finetune"), {**TINY, "model_args.width": None, "model_args": backbone})
