@@ -15,18 +15,19 @@ from didicm.text import count
 
 ADVICE = """## Which method to use
 
-Who is ahead, and the tables: from the studies below in which the length of training, and in some also the
-learning rate and weight decay, were chosen for each method by held-out images (of DiDiCM with strong augmentation,
-or with the border repeated, by the one call that is compared here, elsewhere by its eight steps); other lines name
-their study. DiDiCM has the blocks of the standard classifier. With strong augmentation 90 % of its labels are
-masked, which is recipe `few`, elsewhere half (`--mask 0.5`); the studies have its other variants. The standard
-classifier is the best of its variants, chosen for each condition and metric in its favour.
+The lists of who is ahead, and the tables, come from the studies in which each method's length of training was
+chosen on held-out images, in some also its learning rate and weight decay. Lines that rest on another study name
+it. Held-out images judged DiDiCM by the one call that is compared here where it has strong augmentation or the
+border repeated, elsewhere by its eight steps. DiDiCM has the blocks of the standard classifier. With strong
+augmentation 90 % of its labels are masked, which is recipe `few`, elsewhere half (`--mask 0.5`); the studies have
+its other variants. The standard classifier is the best of its variants, chosen for each condition and metric in
+its favour.
 **+** and **-** mark where DiDiCM is better or worse than it beyond the 95 % interval of the difference over seeds,
 paired; of a hundred such comparisons, five would be marked by chance, and close ones change when a training is
 repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
-OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it,
-  with crops and flips for all methods. DiDiCM as compared here is `didicm train --recipe few`; with crops and
+OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it with
+  crops and flips for all methods, and with `--recipe few` with strong augmentation, in several times the time. DiDiCM as compared here is `didicm train --recipe few`; with crops and
   flips alone, add `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that all tuned studies have
@@ -245,14 +246,14 @@ def _on_tuning(folders: list[Path]) -> Iterator[str]:
                 best = min(side, key=lambda trial: trial.metrics[NLL.name])
                 lengths = {t.settings["epochs"] for t in side if t.method == best.method}
                 longest[name] += best.settings["epochs"] == max(lengths)
-    told = ", ".join(f"of {name} under {found}" for name, found in longest.items())
+    told = " and ".join(f"for {name} under {found}" for name, found in longest.items())
     yield (
         f"- **Without tuning**, at the length that a study gives to all its methods, DiDiCM has the lower NLL on "
         f"held-out images under {ahead} of {conditions} conditions (eight steps, one training each)."
     )
     yield (
-        f"- **Not every peak was reached**: the best length was the longest that was tried {told} of {conditions} "
-        "conditions. More may be better for both."
+        f"- **Not every peak was reached**: the longest training that was tried was the best one {told} of "
+        f"{conditions} conditions. More may be better for both."
     )
 
 
@@ -309,7 +310,7 @@ def _on_backbones(folder: Path) -> Iterator[str]:
     """Which head to put on a pretrained backbone, and whether to fine-tune it."""
     if (stored := read_study(folder)) is None:
         return
-    told, heads, frozen = list[str](), dict[int, list[str]](), dict[bool, list[str]]()
+    told, heads, frozen = list[str](), dict[int, list[Condition]](), dict[bool, list[Condition]]()
     for condition in stored[1].conditions():
         here = stored[1].select(condition=condition)
         best = []
@@ -317,28 +318,34 @@ def _on_backbones(folder: Path) -> Iterator[str]:
             entries = [e for e in here.entries() if e.method.baseline == baseline]
             best.append(min(entries, key=lambda e: here.select(e).estimate(SCALED_NLL).mean))
         gap = here.select(best[1]).minus(here.select(best[0]), SCALED_NLL)
-        heads.setdefault(gap.sign if gap else 0, []).append(str(condition))
+        heads.setdefault(gap.sign if gap else 0, []).append(condition)
         means = [
             f"{TOP1.text(here.select(e).estimate(TOP1).mean)} % and "
             f"{SCALED_NLL.text(here.select(e).estimate(SCALED_NLL).mean)} ({e})"
             for e in best
         ]
         told.append(f"{' against '.join(means)} with {condition}")
-        frozen.setdefault(best[0].method.variant.startswith("frozen"), []).append(str(condition))
+        frozen.setdefault(best[0].method.variant.startswith("frozen"), []).append(condition)
     words = {
         -1: "DiDiCM's head is ahead",
         0: "a linear layer and DiDiCM's head are level",
         1: "take a linear layer",
     }
     ways = {True: "freeze it", False: "fine-tune it"}
-    advice = [f"{words[sign]} with {' and '.join(found)}" for sign, found in heads.items()]
-    advice += [f"{ways[is_frozen]} with {' and '.join(found)}" for is_frozen, found in frozen.items()]
+    advice = [f"{words[sign]} with {_per_class(found)}" for sign, found in heads.items()]
+    advice += [f"{ways[is_frozen]} with {_per_class(found)}" for is_frozen, found in frozen.items()]
     yield (
         f"- **With a pretrained backbone**, {'; '.join(advice)} (`--recipe finetune`, with "
         "`--model-args.frozen true` to freeze it, and `--method standard` for a linear layer). The lowest "
         "temperature-scaled NLL without and with DiDiCM's head, after its top-1: "
         f"{'; '.join(told)} ([study](#few-images-and-a-pretrained-backbone))."
     )
+
+
+def _per_class(conditions: list[Condition]) -> str:
+    """Conditions that differ in the number of images alone."""
+    *others, last = (f"{condition.fraction:g}" for condition in conditions)
+    return f"{', '.join(others)}{' and ' if others else ''}{last} images per class"
 
 
 def _on_confidence(studies: list[Rows]) -> Iterator[str]:
@@ -510,14 +517,15 @@ def _on_training(folders: list[Path]) -> Iterator[str]:
             for side in (True, False)
         )
         cost = rows.training_cost() or 0
-        told.append(f"{theirs} {nll[theirs]:.3f} and {ours} {nll[ours]:.3f} with {cost / 1e9:.0f} billion")
+        numbers = f"{nll[theirs]:.3f} ({theirs}) against {nll[ours]:.3f} ({ours})"
+        told.append(f"{numbers} with {cost / 1e9:.0f} billion multiply-adds of training")
         ahead.append(nll[theirs] < nll[ours])
     if told:
         yield (
-            f"- **{'A standard classifier' if ahead[0] else 'DiDiCM'} trains faster**: the lowest "
-            "temperature-scaled NLL of the standard classifiers (one call) and the diffusion classifiers (eight "
-            f"steps) is {'; '.join(told)} multiply-adds of training ([a quarter of the "
-            "training](#a-quarter-of-the-training), [training](#training))."
+            f"- **{'A standard classifier' if ahead[0] else 'DiDiCM'} is ahead in short trainings**: the lowest "
+            "temperature-scaled NLL of a standard classifier (one call) against that of a diffusion classifier "
+            f"(eight steps) is {'; '.join(told)} ([a quarter of the training](#a-quarter-of-the-training), "
+            "[training](#training))."
         )
 
 
@@ -529,11 +537,12 @@ def _on_mask(folder: Path, strong: Path) -> Iterator[str]:
     for condition in rows.conditions():
         here = rows.select(condition=condition)
         entry = min(here.entries(), key=lambda e, here=here: here.select(e).estimate(SCALED_NLL).mean)
-        best.append(f"{entry.method.variant} with {condition}")
+        best.append(f"{condition} ({entry.method.variant})")
     text = (
         "- **Why DiDiCM is ahead with few images and behind with many**: seeing labels regularises it, and "
-        "teaches it little about an answer without one. At one length for all, the lowest temperature-scaled NLL "
-        f"has {'; '.join(best)} ([all masked](#masked-labels) is a standard classifier)."
+        "teaches it little about an answer without one. At one length for all, how many labels are masked in the "
+        f"training with the lowest temperature-scaled NLL depends on the images: {'; '.join(best)} ([all "
+        "masked](#masked-labels) is a standard classifier)."
     )
     if stored := read_study(strong):
         rows, told = stored[1], []
