@@ -26,9 +26,10 @@ its favour.
 paired; of a hundred such comparisons, five would be marked by chance, and close ones change when a training is
 repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
-OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it with
-  crops and flips for all methods, and with `--recipe few` with strong augmentation, in several times the time. DiDiCM as compared here is `didicm train --recipe few`; with crops and
-  flips alone, add `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
+OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it,
+  with crops and flips for all methods; add `--recipe few` for strong augmentation, which takes several times as
+  long. DiDiCM as compared here is `didicm train --recipe few`; with crops and flips alone, add
+  `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that all tuned studies have
 BRIER = Metric("cls/Brier")
