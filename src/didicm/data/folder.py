@@ -228,6 +228,12 @@ def _open_split(root: Path, index: Path | None) -> ImageSet:
     if _has_images(root):
         raise DataError(f"the images in {where} have no classes; move them into one subfolder per class")
     if images.class_names:
+        others = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+        if (other := min(others, default=None)) is not None:
+            raise DataError(
+                f"the subfolders of {where} hold no images of a type that is read, but files such as "
+                f"{readable(str(other))}; save them as PNG"
+            )
         raise DataError(
             f"the subfolders of {where} hold no images; put the images of each class into its subfolder"
         )

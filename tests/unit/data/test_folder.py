@@ -143,7 +143,9 @@ def test_images_without_class_folders(tmp_path, write):
 def test_folders_without_images(tmp_path):
     (tmp_path / "cat").mkdir()
     (tmp_path / "dog").mkdir()
-    refused(tmp_path, "hold no images")
+    refused(tmp_path, "hold no images; put the images of each class")
+    (tmp_path / "cat" / "scan.dcm").write_bytes(b"\0" * 128 + b"DICM")
+    refused(tmp_path, "hold no images of a type that is read", "scan.dcm", "save them as PNG")
 
 
 def test_one_class(tmp_path, make_folder):
