@@ -33,6 +33,7 @@ UNSUPPORTED = frozenset((
 ))  # fmt: skip
 TINY_CLASS = 10
 IMBALANCED = 10.0
+DARK = 64  # of 255: such images hold less than a quarter of the values they could, as do 12 bits in files of 16
 TILE, GAP, HEADER = 160, 8, 16  # pixels of the picture of examples
 COLUMNS = ("original", "training", "training", "training", "evaluation")
 
@@ -47,6 +48,7 @@ class SplitFindings:
     modes: dict[str, int]  # PIL's names for how the pixels are stored
     widths: tuple[int, int, int]  # smallest, median, largest
     heights: tuple[int, int, int]
+    brightest: int  # value of any pixel, in the 8 bits to which deeper ones are scaled
 
     @property
     def empty(self) -> list[str]:
@@ -114,6 +116,11 @@ class Findings:
             found.append(f"{len(files)} {suffix} files are not read, such as {files[0]}{remedy}")
         if self.contradictions:
             found.append(f"{len(self.contradictions)} images appear under two classes; decide on one")
+        if self.train.brightest < DARK:
+            found.append(
+                f"no training image has a value above {self.train.brightest} of 255, to which the range of its type "
+                "is scaled: save images in 8 bits that use them all"
+            )
         if self.val is None:
             found.append("there is no validation split; one will be held out from the training images")
         return found
@@ -132,6 +139,7 @@ class Look:
     mode: str = ""
     size: tuple[int, int] = (0, 0)
     digest: bytes = b""  # of the decoded pixels
+    brightest: int = 255  # of their values, in 8 bits
     problem: str = ""  # why it cannot be read
 
 
@@ -208,11 +216,13 @@ def _look_at(images: ImageSet, i: int) -> Look:
         image = images.load(i)
     except UnreadableImageError as error:
         return Look(problem=str(error))
-    pixels = hashlib.blake2b(repr(image.size).encode(), digest_size=16)
+    pixels, brightest = hashlib.blake2b(repr(image.size).encode(), digest_size=16), 0
     for plane in image.planes if isinstance(image, Bands) else [image]:
         for _, tile in tiles(plane):
-            pixels.update(tile.tobytes())
-    return Look(images.original(i).mode, image.size, pixels.digest())
+            content = tile.tobytes()
+            pixels.update(content)
+            brightest = max(brightest, int(np.frombuffer(content, np.uint8).max(initial=0)))
+    return Look(images.original(i).mode, image.size, pixels.digest(), brightest)
 
 
 def _summarise(images: ImageSet, looks: list[Look]) -> SplitFindings:
@@ -225,6 +235,7 @@ def _summarise(images: ImageSet, looks: list[Look]) -> SplitFindings:
         modes=dict(Counter(look.mode for look in seen).most_common()),
         widths=spread([look.size[0] for look in seen]),
         heights=spread([look.size[1] for look in seen]),
+        brightest=max((look.brightest for look in seen), default=255),
     )
 
 

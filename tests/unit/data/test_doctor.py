@@ -110,6 +110,18 @@ def test_what_splits_lack_and_share_is_told(tmp_path, make_folder, monkeypatch):
     assert len(lines) == len(set(lines))
 
 
+def test_values_that_are_lost_in_8_bits_are_told(tmp_path):
+    rng = np.random.default_rng(0)
+    for largest, told in ((4095, True), (65535, False)):  # 12 bits in files of 16, as scanners write them
+        for name in ("ant", "bee"):
+            place = tmp_path / str(largest) / name
+            place.mkdir(parents=True)
+            Image.fromarray(rng.integers(0, largest + 1, (9, 9)).astype(np.uint16)).save(place / "0.png")
+        findings = examine(open_data(str(tmp_path / str(largest))))
+        line = "no training image has a value above 16 of 255"
+        assert any(note.startswith(line) for note in findings.advice) == told
+
+
 def test_telephone_pictures_are_read_where_pillow_heif_is(tmp_path, make_folder, picture):
     heif = pytest.importorskip("pillow_heif")
     make_folder(tmp_path, ["ant", "bee"], count=1)
