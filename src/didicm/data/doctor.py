@@ -118,8 +118,8 @@ class Findings:
             found.append(f"{len(self.contradictions)} images appear under two classes; decide on one")
         if self.train.brightest < DARK:
             found.append(
-                f"no training image has a value above {self.train.brightest} of 255, to which the range of its type "
-                "is scaled: save images in 8 bits that use them all"
+                f"no training image has a value above {self.train.brightest} of 255, to which the range of its "
+                "type is scaled: save images in 8 bits that use them all"
             )
         if self.val is None:
             found.append("there is no validation split; one will be held out from the training images")
