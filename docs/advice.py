@@ -59,13 +59,12 @@ DATA = {
     "hf://tiny100": "100 classes of Tiny-ImageNet",
     "fashion-mini": "Fashion-MNIST",
 }
-STRONG = "strong-cpu"
-STRONGLY, REPEATED = ", strong augmentation", ", border repeated"
-BORDERS = {"borders-cpu": REPEATED, "borders-strong-cpu": STRONGLY + REPEATED}
+STRONGLY, BORDER = ", strong augmentation", ", border repeated"
+BORDERS = {"borders-cpu": BORDER, "borders-strong-cpu": STRONGLY + BORDER}
 BLACK = "black"  # how their variants end that show it, as all other studies do
 AUGMENTATIONS = {  # studies of the same conditions
     "crops and flips": ("fair-cpu", "labels-cpu"),
-    "strong augmentation": (STRONG, "strong-labels-cpu"),
+    "strong augmentation": ("strong-cpu", "strong-labels-cpu"),
 }
 OPPONENTS = ("ensembles-cpu", "ensembles-labels-cpu", "ensembles-noise-cpu")
 ANSWERS = {  # of those studies: variant of the standard classifier or of DiDiCM, and the sampler if it matters

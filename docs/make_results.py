@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from advice import ADVISED, DATA, RECOMMENDED, STRONG, TUNED, augmentation, compare, read_study, write_advice
+from advice import ADVISED, BORDER, BORDERS, DATA, RECOMMENDED, TUNED, compare, read_study, write_advice
 
 from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import (
@@ -110,7 +110,7 @@ threshold was set on these images, so that 5 % of the clean ones lie above it by
 """
 
 
-REPEATED = "repeated"
+REPEATED, TRAINED_AGAIN = "repeated", "fair-cpu"
 REPEATED_HEAD = """### Trained again
 
 *How much would the same trainings differ if only their rounding did?*
@@ -160,7 +160,7 @@ def write_page(folder: Path = FOLDER) -> str:
     for path in (folder / f"{name}-cpu" for name in ORDER):
         if stored := read_study(path):
             parts.append(_write_study(*stored, path))
-            if path.name == SUMMARY:
+            if path.name == TRAINED_AGAIN:
                 parts += _write_repeated(stored[0], path, folder / REPEATED)
     return "\n".join(
         [
@@ -173,35 +173,25 @@ def write_page(folder: Path = FOLDER) -> str:
     )
 
 
-SUMMARY = "fair-cpu"
-SUMMED_UP = {
-    SUMMARY: (
-        "standard, smoothed labels",
-        "standard, smoothed labels, 8 views",
-        "DiDiCM, smoothed labels, 8 steps",
-        "DiDiCM, ResNet blocks, 1 call",
-        "DiDiCM, ResNet blocks, 8 views",
-    ),
-    STRONG: ("standard", "DiDiCM, ResNet blocks, 1 call"),
-}
+SUMMED_UP = ("standard", "DiDiCM, ResNet blocks, 1 call", "DiDiCM, ResNet blocks, 8 steps")  # of the BORDERS
 
 
 def write_summary(text: str, folder: Path = FOLDER) -> str:
     """README.md with the tuned studies in one table: what stands for each method, by images per class."""
     shown, lines, conditions = (TOP1, SCALED_NLL), list[str](), list[Condition]()
-    for name, entries in SUMMED_UP.items():
+    for name in BORDERS:
         if (stored := read_study(folder / name)) is None:
             continue
         rows = stored[1]
         conditions = conditions or rows.conditions()[::-1]  # others may have more
         heads = [f"{m.heading}, {c.fraction} per class" for c in conditions for m in shown]
         lines = lines or [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]
-        for entry in (e for e in rows.entries() if str(e) in entries):
+        for entry in (e for e in rows.entries() if str(e) in SUMMED_UP):
             cells = []
             for condition, metric in product(conditions, shown):
                 estimate = rows.select(entry, condition).estimate(metric)
                 cells.append("" if estimate is None else show(estimate, metric))
-            label = f"{entry}{augmentation(name)}"
+            label = f"{entry}{BORDERS[name].removesuffix(BORDER)}"
             lines.append(f"| {label} | {' | '.join(cells)} | {rows.cost_ratio(entry):.1f} |")
     before, begin, rest = text.partition("<!-- results: make results -->\n")
     _, end, after = rest.partition("<!-- end of results -->")

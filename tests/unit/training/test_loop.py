@@ -130,7 +130,7 @@ def test_every_optimiser_learns_with_noise_embedded_otherwise_and_masked_labels(
     optimizer, train, metrics_of, tmp_path
 ):
     settings = {"model_args__noise_embedding": "log", "mask": 0.3, "draws_per_image": 4, "batch_size": 10}
-    settings |= {"epochs": 5, "run__validate_epochs": 5, "run__workers": 0, "optimizer__warmup_epochs": 0}
+    settings |= {"epochs": 10, "run__validate_epochs": 10, "run__workers": 0, "optimizer__warmup_epochs": 0}
     train(
         optimizer__name=optimizer, optimizer__lr={"adamw": 3e-3, "lamb": 1e-2, "sgd": 0.05}[optimizer], **settings
     )
@@ -153,7 +153,8 @@ def test_on_step_is_told_every_step_and_parts_of_a_step_change_nothing(
 
 
 def test_best_holds_the_weights_of_the_validation_with_the_lowest_nll(train, metrics_of, weights_of):
-    run = train(method="standard", epochs=8, optimizer__lr=0.05, run__workers=0, run__validate_epochs=1)
+    settings = {"optimizer__lr": 0.05, "augment__pad_mode": "black", "run__workers": 0, "run__validate_epochs": 1}
+    run = train(method="standard", epochs=8, **settings)
     found = [x for x in metrics_of(run) if "val/cls/NLL" in x]
     best = min(found, key=lambda x: x["val/cls/NLL"])
     assert best is not found[-1]  # it overfits
