@@ -249,7 +249,7 @@ def _on_tuning(folders: list[Path]) -> Iterator[str]:
     told = " and ".join(f"for {name} under {found}" for name, found in longest.items())
     yield (
         f"- **Without tuning**, at the length that a study gives to all its methods, DiDiCM has the lower NLL on "
-        f"held-out images under {ahead} of {conditions} conditions (eight steps, one training each)."
+        f"held-out images under {ahead} of {conditions} conditions (one training each)."
     )
     yield (
         f"- **Not every peak was reached**: the longest training that was tried was the best one {told} of "
@@ -491,15 +491,16 @@ def _on_borders(folders: list[Path]) -> Iterator[str]:
     if not gains:
         return
     told = [
-        f"the {name} gains {min(gains[baseline, TOP1]):+.1f} to {max(gains[baseline, TOP1]):+.1f} points of top-1 "
-        f"and {min(gains[baseline, SCALED_NLL]):+.3f} to {max(gains[baseline, SCALED_NLL]):+.3f} in "
-        "temperature-scaled NLL"
+        f"{name}, top-1 {TOP1.text(min(gains[baseline, TOP1]), '+')} to "
+        f"{TOP1.text(max(gains[baseline, TOP1]), '+')} points and temperature-scaled NLL "
+        f"{SCALED_NLL.text(min(gains[baseline, SCALED_NLL]), '+')} to "
+        f"{SCALED_NLL.text(max(gains[baseline, SCALED_NLL]), '+')}"
         for name, baseline in (("standard classifier", True), ("one call of DiDiCM", False))
     ]
     yield (
         "- **Repeat the border of small images that are shifted in training** (`augment.pad_mode: edge`, as "
-        f"recipes `small` and `few` do) instead of showing black: {'; '.join(told)}, the latter beyond noise in "
-        f"{clear} of {conditions} cases ({', '.join(links)}). All other studies with shifts show black."
+        f"recipes `small` and `few` do) instead of showing black: {'; '.join(told)}; the NLL is lower beyond "
+        f"noise in {clear} of {conditions} cases ({', '.join(links)}). All other studies with shifts show black."
     )
 
 
