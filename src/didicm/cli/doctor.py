@@ -1,6 +1,5 @@
 """`didicm doctor`: look at the data before training."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from didicm.cli.flags import parse
 from didicm.cli.options import percent
-from didicm.data import DataError, TrainTransform, find_transform, open_data
+from didicm.data import Data, DataError, TrainTransform, find_transform, open_data, stratified_split
 from didicm.data.doctor import Findings, Look, examine, save_examples, spread
 from didicm.errors import UserError
 from didicm.evaluation.assess import find_suspects
@@ -100,19 +99,19 @@ def main(argv: list[str]) -> int:
             )
         for line in (*told, *_first([str(suspect) for suspect in suspects.found], MOST_SUSPECTS)):
             console.print(readable(line))
-    for part in render(findings, notes, _next_command(options, config, findings)):
+    for part in render(findings, notes, _next_command(options, config, data)):
         console.print(part)
     return 1 if findings.problems else 0
 
 
-def _next_command(options: DoctorOptions, config: TrainConfig, findings: Findings) -> str:
+def _next_command(options: DoctorOptions, config: TrainConfig, data: Data) -> str:
     """The training that these images are ready for, with what was said of them here."""
     words = ["didicm", "train", "--recipe", options.recipe, "--data", quoted(options.data)]
     for flag, value in (("--labels", options.labels), ("--group-by", options.group_by)):
         words += [flag, quoted(value)] if value is not None else []
-    images = findings.train.images
-    if findings.val is None:
-        images = math.floor(images * (1 - config.val_fraction))
+    images = len(data.train)
+    if data.val is None:  # as training will hold some out
+        images = len(stratified_split(data.train.labels, config.val_fraction, config.seed, data.train.groups)[0])
     if images < config.batch_size:
         words += ["--batch-size", str(small_batch(images))]
     return " ".join([*words, "--out", "runs/mine"])

@@ -49,6 +49,14 @@ def test_patients_stay_on_one_side_from_training_to_calibration(tmp_path, tiny_c
     assert f"{left} images: held out from training" in capsys.readouterr().out
     everything = evaluate(model, voted["data"], split="train", group_by=r"(\d+)\.png")
     assert len(everything.labels) == len(components.train)
+    assert f"intervals are over {len(components.train)} groups, which are drawn whole" in everything.notes
+    patients = evaluate(model, voted["data"], split="train")  # in groups as they were trained
+    assert f"intervals are over {len(trained)} groups, which are drawn whole" in patients.notes
+    assert patients.metrics == everything.metrics
+    assert patients.intervals != everything.intervals
+    alone = evaluate(model, voted["data"], split="train", group_by=r"(\.)png")
+    assert any(note.startswith("all images are of one group") for note in alone.notes)
+    assert alone.intervals["cls/NLL"] == (pytest.approx(alone.metrics["cls/NLL"]),) * 2
 
 
 def test_a_table_of_others_is_measured_as_a_whole(tmp_path, voted, train):
