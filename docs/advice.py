@@ -9,6 +9,7 @@ from statistics import fmean
 
 from didicm.experiments.results import Plan, read_plan, read_results, read_trials
 from didicm.experiments.spec import ONE_CALL, Condition, Method
+from didicm.experiments.tune import combine
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
 from didicm.report.tables import NORMALIZED_AURC
 from didicm.text import count
@@ -230,7 +231,7 @@ def _on_tuning(folders: list[Path]) -> Iterator[str]:
     """Who is ahead before anything is chosen, and whether the choice had a longer training to choose."""
     ahead, conditions, longest = 0, 0, {"DiDiCM": 0, "the standard classifier": 0}
     for folder in folders:
-        plan, trials = read_plan(folder), read_trials(folder)
+        plan, trials = read_plan(folder), combine(read_trials(folder))
         methods = {
             str(m): m
             for m in plan.study.methods
@@ -260,7 +261,7 @@ def _on_tuning(folders: list[Path]) -> Iterator[str]:
 def _on_rates(folders: list[Path]) -> Iterator[str]:
     """What a length of its own is worth to a method, and what learning rate and weight decay add to that."""
     by_length, by_rates = list[float](), list[float]()
-    for trials in (read_trials(folder) for folder in folders if read_study(folder)):
+    for trials in (combine(read_trials(folder)) for folder in folders if read_study(folder)):
         for kind in dict.fromkeys((t.method, t.condition) for t in trials):
             own = [t for t in trials if (t.method, t.condition) == kind and t.metrics]
             start = next(t for t in own if t.number == 0)

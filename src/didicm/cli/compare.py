@@ -34,6 +34,8 @@ class StudyOptions:
         set: any setting of didicm train, for all trainings, as in --set batch_size=32
         tune: first tune learning rate, weight decay and epochs of every method under every condition, with this
             many trials each, judged on held-out training images
+        holdouts: draw those images this many times, and judge each trial by all draws: for few images, which
+            choose by chance
         report_only: only make tables, figures and report again
         dry_run: check everything, and say what would be trained and what that would take
         tflops: TFLOP/s that one device sustains in training, for the times of --dry-run; by default a guess for
@@ -50,6 +52,7 @@ class StudyOptions:
     group_by: str | None = None
     set: Mapping[str, Any] = field(default_factory=dict)
     tune: Trials | None = None
+    holdouts: Few | None = None
     report_only: bool = False
     dry_run: bool = False
     tflops: Positive | None = None
@@ -115,7 +118,7 @@ class CompareOptions(StudyOptions):
         """What is compared, as arguments of `compare_study`."""
         axes = ("methods", "resolutions", "fractions", "corruptions", "label_noises")
         grid = {name: getattr(self, name) for name in (*axes, "seeds", "recipe", "settings")}
-        return {**grid, "tune": self.tune or 0}
+        return {**grid, "tune": self.tune or 0, "holdouts": self.holdouts or 1}
 
 
 def main(argv: list[str]) -> int:
@@ -150,6 +153,7 @@ def compare(
     recipe: str = "small",
     settings: Mapping[str, Any] | None = None,
     tune: int = 0,
+    holdouts: int = 1,
     executor: str = "local",
     jobs: int = 1,
     cluster: Mapping[str, Any] | None = None,
@@ -162,7 +166,7 @@ def compare(
     """
     study = compare_study(
         methods=methods, resolutions=resolutions, fractions=fractions, corruptions=corruptions,
-        label_noises=label_noises, seeds=seeds, recipe=recipe, settings=settings, tune=tune,
+        label_noises=label_noises, seeds=seeds, recipe=recipe, settings=settings, tune=tune, holdouts=holdouts,
     )  # fmt: skip
     run_study(
         study, out, data=data, executor=executor, jobs=jobs, cluster=cluster, command=command, console=console
@@ -174,7 +178,8 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
     """What would be trained, and what that would take; `asked` are arguments of `plan_runs`."""
     runs, plan = plan_runs(study, **asked)
     check_begun(out, plan)
-    trials, speed = trials_of(runs, study.tune), options.tflops or usual_tflops()
+    trials = trials_of(runs, study.tune, holdouts=study.holdouts)
+    speed = options.tflops or usual_tflops()
     at_once = min(options.jobs, max(len(runs), len(trials)))
     executor_of(runs, out, options.executor, at_once, options.cluster, console)
     costs = forecast({**runs, **trials})
@@ -191,7 +196,9 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
     precision = next(iter(runs.values())).config.run.precision
     seconds, disk = sum(need.seconds(speed) for need in costs.values()), sum(need.disk for need in costs.values())
     search = (
-        f"{count(len(trials), 'trial')} of the search, up to {study.tune} of each kind, then " if trials else ""
+        f"{count(len(trials), 'trial')} of the search, up to {study.tune * study.holdouts} of each kind, then "
+        if trials
+        else ""
     )
     length = ", if the search keeps these epochs" if trials else ""
     devices = options.devices * options.jobs

@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
             console.print(f"{name:24}{load_study(name).question}")
         return 0
     study = load_study(options.name)
-    if options.tune is not None:
-        study = replace(study, tune=options.tune)
+    search: dict[str, Any] = {"tune": options.tune, "holdouts": options.holdouts}
+    study = replace(study, **{name: value for name, value in search.items() if value is not None})
     out = options.out / study.name
     asked: dict[str, Any] = {"data": options.data, "seeds": options.seeds, "settings": options.settings}
     if options.dry_run:

@@ -135,6 +135,7 @@ def trial_of(
         metrics=metrics,
         versions=_versions(),
         losses=losses,
+        repeat=run.repeat,
     )
 
 

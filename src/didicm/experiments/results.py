@@ -104,6 +104,7 @@ class Trial(_Stored):
     metrics: dict[str, float] | None  # of the held-out images, as trained; None if the training diverged
     versions: dict[str, str]
     losses: tuple[float, ...] | None = None  # NLL by image or, of many, by group; None in older results
+    repeat: Count = 0  # which draw of held-out images this is
 
     @property
     def nll(self) -> float:
@@ -129,6 +130,8 @@ class Plan(_Stored):
             return f"held_out is {before.held_out:g}, not {now.held_out:g}"
         if before.tune != now.tune:
             return f"tune is {before.tune}, not {now.tune}"
+        if before.holdouts != now.holdouts:
+            return f"holdouts is {before.holdouts}, not {now.holdouts}"
         if now.tune > 4 and self.rounds != new.rounds:  # the first four were always the same
             return "its search is of an earlier version, which drew other trials"
         by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval", "label_noise", "labels"}

@@ -82,7 +82,7 @@ def run_study(
 
     def find_stage() -> tuple[dict[str, Run], dict[str, Run]]:
         """All that can be run now, and what is left of it."""
-        stage, done = next_stage(runs, study.tune, read_trials(out)), _read_done(out)
+        stage, done = next_stage(runs, study.tune, read_trials(out), holdouts=study.holdouts), _read_done(out)
         return stage, {key: run for key, run in stage.items() if key not in done}
 
     stage, left = find_stage()
@@ -92,12 +92,13 @@ def run_study(
     with held(home, command=command):
         keep_listings(home / INDEX)
         while True:  # the rounds of a search, if there is one; then what they chose
-            search = {k: str(run.method) for k, run in trials_of(runs, study.tune, read_trials(out)).items()}
+            tried = trials_of(runs, study.tune, read_trials(out), holdouts=study.holdouts)
+            search = {key: str(run.method) for key, run in tried.items()}
             plan = replace(plan, runs={**search, **{key: str(run.method) for key, run in stage.items()}})
             write_plan(out, begun.extended(plan) if begun else plan)
             if not left:
                 break
-            later = later_rounds(runs, study.tune, stage)
+            later = later_rounds(runs, study.tune, stage, holdouts=study.holdouts)
             _run_stage(stage, left, later, out, home, executor_for(left), console)
             stage, left = find_stage()
     done = {result.key: result for result in read_results(out)}

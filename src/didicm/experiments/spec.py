@@ -150,9 +150,11 @@ class Run(Settings):
     samplers: tuple[SamplerSpec, ...] = ()  # of its network, the main one first; none for the usual ones
     held_out: float = 0.1  # share of the training images kept for the temperature; 0 for no temperature
     trial: int | None = None  # its number in the search of a tuned study: such a run never meets test images
+    repeat: int = 0  # which draw of the held-out images judges the trial
 
     def __str__(self) -> str:
-        which = f"seed {self.seed}" if self.trial is None else f"trial {self.trial}"
+        again = f", hold-out {self.repeat}" if self.repeat else ""
+        which = f"seed {self.seed}" if self.trial is None else f"trial {self.trial}{again}"
         return f"{self.method}, {self.condition}, {which}"
 
     @property
@@ -225,6 +227,7 @@ class Study(Settings):
     seeds: Few = 3
     held_out: Annotated[float, Range(0, 1)] = 0.1  # as in `Run`
     tune: Trials = 0  # of every method under every condition, see `tune.py`; 0 searches nothing
+    holdouts: Few = 1  # how often held-out images are drawn anew for each trial, which is judged by all of them
     prediction: str = ""  # what was expected, written down before the runs
     note: str = ""  # what a reader of the report should know
 
@@ -270,11 +273,12 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     labels, known = [str(method) for method in study.methods], [item.name for item in fields(Condition)]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     yield not labels, "methods is empty"
-    runs = len(labels) * len(study.conditions) * (study.tune + study.seeds)
+    runs = len(labels) * len(study.conditions) * (study.tune * study.holdouts + study.seeds)
     yield runs > MOST_RUNS, f"methods, conditions, trials and seeds make {runs} runs, more than {MOST_RUNS}"
     yield twice is not None, f"two methods are called {twice!r}: give one of them a variant"
     yield study.held_out == 1, "held_out must be below 1, or no image is left to train on"
     yield bool(study.tune) and not study.held_out, "tune needs held-out images to judge by: set held_out above 0"
+    yield study.holdouts > 1 and not study.tune, "holdouts repeat the trials of a search: set tune above 0"
     yield not study.conditions, "resolutions, fractions, corruptions and label_noises need at least one entry each"
     for condition in study.conditions:
         if condition.corruption is not None:

@@ -55,13 +55,14 @@ def compare_study(
     recipe: str = "small",
     settings: Mapping[str, Any] | None = None,
     tune: int = 0,
+    holdouts: int = 1,
 ) -> Study:
     """The study that compares `methods`, by their names in `METHODS`, under every combination of conditions.
 
     `resolutions` are in pixels, by default the recipe's; `fractions` are of the training images; `corruptions`,
     such as `noise:3` or `none`, are of all images; `label_noises` are of training labels, as `label_noise` in
     TrainConfig; `settings` are of all trainings, by dotted names; `tune` trials choose learning rate, weight decay
-    and epochs of every method under every condition.
+    and epochs of every method under every condition, each judged by `holdouts` draws of held-out images.
     """
     for name in methods:
         if name not in METHODS:
@@ -91,6 +92,7 @@ def compare_study(
         settings=settings or {},
         seeds=seeds,
         tune=tune,
+        holdouts=holdouts,
     )
 
 

@@ -6,12 +6,13 @@ trained, and by nothing else: no trial meets a test image, and none has the seed
 
 The length is that of the lowest NLL: it decides most, and no recipe can know it. Learning rate and weight decay
 stay as they are given unless others are better by more than two standard errors of the difference, image by image:
-they matter less, and few held-out images would choose them by chance.
+they matter less, and few held-out images would choose them by chance. A study may draw the held-out images of each
+trial several times: few of them choose the length by chance, too.
 """
 
 import math
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate, groupby
 from typing import Any
@@ -47,32 +48,78 @@ def search_rounds(count: int) -> list[list[dict[str, float]]]:
     return [factors for factors in kept if factors]
 
 
-def trials_of(runs: Mapping[str, Run], count: int, done: Iterable[Trial] | None = None) -> dict[str, Run]:
+def trials_of(
+    runs: Mapping[str, Run], count: int, done: Iterable[Trial] | None = None, *, holdouts: int = 1
+) -> dict[str, Run]:
     """The trials of a search by key, up to the first round that is not done.
 
     Without `done` all rounds, as if every method were best as it is: a forecast of what they take.
     """
     found = None if done is None else {trial.key: trial for trial in done}
     trials: dict[str, Run] = {}
-    for trial in _search(runs, count, found):
+    for trial in _search(runs, count, found, holdouts):
         trials.setdefault(trial.key, trial)  # methods share what is the same training, such as an ensemble's first
     return trials
 
 
-def later_rounds(runs: Mapping[str, Run], count: int, stage: Mapping[str, Run]) -> dict[str, Run]:
+def later_rounds(
+    runs: Mapping[str, Run], count: int, stage: Mapping[str, Run], *, holdouts: int = 1
+) -> dict[str, Run]:
     """Roughly the trials of the rounds after those of a stage; none after the last, nor after a search."""
     begun = [run.trial for run in stage.values() if run.trial is not None]
-    forecast = trials_of(runs, count) if begun else {}
+    forecast = trials_of(runs, count, holdouts=holdouts) if begun else {}
     return {key: trial for key, trial in forecast.items() if (trial.trial or 0) > max(begun)}
 
 
 def choose(trials: Iterable[Trial]) -> dict[tuple[str, Condition], Trial]:
     """What a search keeps, by method and condition; none where all trials diverged."""
     kinds: dict[tuple[str, Condition], list[Trial]] = {}
-    for trial in sorted(trials, key=lambda trial: trial.number):
+    for trial in sorted(combine(trials), key=lambda trial: trial.number):
         kinds.setdefault((trial.method, trial.condition), []).append(trial)
     kept = {kind: _keep(own) for kind, own in kinds.items()}
     return {kind: trial for kind, trial in kept.items() if trial.metrics is not None}
+
+
+def combine(trials: Iterable[Trial]) -> list[Trial]:
+    """Each trial once, judged by all draws of its held-out images; one without all of them is left out."""
+    repeats: dict[tuple[str, Condition, int], list[Trial]] = {}
+    for trial in trials:
+        repeats.setdefault((trial.method, trial.condition, trial.number), []).append(trial)
+    draws = max(map(len, repeats.values()), default=0)
+    return [_as_one(own) for own in repeats.values() if len(own) == draws]
+
+
+def _as_one(repeats: Sequence[Trial]) -> Trial:
+    first, *others = sorted(repeats, key=lambda trial: trial.repeat)
+    if not others:
+        return first
+    images = sum(trial.num_held_out for trial in repeats)
+    measured = [trial.metrics for trial in repeats if trial.metrics is not None]
+    if len(measured) < len(repeats):  # it diverged once
+        return replace(first, num_held_out=images, metrics=None, losses=None)
+    metrics = {name: float(np.mean([own[name] for own in measured])) for name in measured[0]}
+    losses = tuple(loss for trial in (first, *others) for loss in trial.losses or ())
+    return replace(first, num_held_out=images, metrics=metrics, losses=losses)
+
+
+def gain_by_repeats(trials: Sequence[Trial]) -> float | None:
+    """By how much the NLL of one draw of held-out images is lower if all others chose, not a single other.
+
+    The mean over draws, methods and conditions; None without at least three draws.
+    """
+    draws = {trial.repeat for trial in trials}
+    if len(draws) < 3:
+        return None
+    single = [_judged(trials, {draw}, judge) for judge in draws for draw in draws - {judge}]
+    together = [_judged(trials, draws - {judge}, judge) for judge in draws]
+    return float(np.mean(single) - np.mean(together))
+
+
+def _judged(trials: Sequence[Trial], chosen_by: Set[int], judge: int) -> float:
+    """Mean NLL that one draw of held-out images gives to what other draws choose."""
+    nll = {((t.method, t.condition), t.number): t.nll for t in trials if t.repeat == judge}
+    chosen = choose(trial for trial in trials if trial.repeat in chosen_by)
+    return float(np.mean([nll[kind, trial.number] for kind, trial in chosen.items()]))
 
 
 def _keep(trials: Sequence[Trial]) -> Trial:
@@ -91,15 +138,15 @@ def _clearly_better(new: Trial, old: Trial) -> bool:
     return len(gain) > 1 and bool(gain.mean() > ERRORS * gain.std(ddof=1) / math.sqrt(len(gain)))
 
 
-def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial]) -> dict[str, Run]:
+def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial], *, holdouts: int = 1) -> dict[str, Run]:
     """What can be run: the trials until all are done, then the runs with the settings that these chose."""
     found = {trial.key: trial for trial in done}
-    search = trials_of(runs, count, found.values())
+    search = trials_of(runs, count, found.values(), holdouts=holdouts)
     if search.keys() - found.keys():
         return search
     if not search:
         return dict(runs)
-    trials = _search(runs, count, found)
+    trials = _search(runs, count, found, holdouts)
     best = choose(_result_of(trial, found) for trial in trials)
     for run in runs.values():
         if run.kind not in best:
@@ -110,9 +157,11 @@ def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial]) -> di
     return {run.key: run for run in chosen}
 
 
-def _search(runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | None) -> Iterator[Run]:
+def _search(
+    runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | None, holdouts: int
+) -> Iterator[Run]:
     """Trials as in `trials_of`, one after the other for all methods; an ensemble tries its first member alone."""
-    assert all(run.seed != SEED for run in runs.values())
+    assert all(run.seed < SEED for run in runs.values())
     kinds, number = {run.kind: run for run in runs.values()}, 0
     best = {kind: {name: run.settings[name] for name in SEARCHED} for kind, run in kinds.items()}
     tried: dict[tuple[str, Condition], list[Trial]] = {kind: [] for kind in kinds}
@@ -125,8 +174,9 @@ def _search(runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | No
                 cycles = run.config.optimizer.snapshots or 1  # which are of equal length
                 epochs = best[kind]["epochs"] * factor.get("epochs", 1)
                 settings["epochs"] = max(1, round(epochs / cycles)) * cycles
-                changed = _changed(run, {**settings, "seed": SEED})
-                trials.append(replace(changed, seed=SEED, trial=number))
+                for repeat, seed in enumerate(range(SEED, SEED + holdouts)):
+                    changed = _changed(run, {**settings, "seed": seed})
+                    trials.append(replace(changed, seed=seed, trial=number, repeat=repeat))
             number += 1
         yield from trials
         if found is None:
@@ -135,7 +185,7 @@ def _search(runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | No
             return
         for trial in trials:
             tried[trial.kind].append(_result_of(trial, found))
-        best = {kind: _keep(own).settings for kind, own in tried.items()}
+        best = {kind: _keep(combine(own)).settings for kind, own in tried.items()}
 
 
 def _result_of(trial: Run, found: Mapping[str, Trial]) -> Trial:

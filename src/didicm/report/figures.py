@@ -22,7 +22,7 @@ from didicm.evaluation.metrics import BINS
 from didicm.evaluation.store import load_posteriors
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import Condition, Study
-from didicm.experiments.tune import choose
+from didicm.experiments.tune import choose, combine
 from didicm.report.panels import Column, Line, Panel, column_name
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 from didicm.report.style import RIGHT, WRONG, Look, legend_below, looks, make_axes
@@ -180,6 +180,7 @@ def _curves(rows: Rows, metric: Metric) -> Curves:
 
 def length_curves(study: Study, trials: Sequence[Trial], conditions: Sequence[Condition]) -> Figure:
     """Held-out NLL over the epochs, by the best trial of each length; the peak, which is chosen, in a ring."""
+    trials = combine(trials)
     best = choose(trials)
     palette = looks((str(method), method.baseline) for method in study.methods)
     figure, axes = make_axes(len(conditions), 3, size=(4.2, 3.6), ylabel="held-out NLL (lower is better)")

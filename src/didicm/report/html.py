@@ -100,7 +100,7 @@ def read_search(plan: Plan, folder: Path) -> list[Trial]:
     order = [str(method) for method in plan.study.methods]
     found = [replace(t, method=plan.runs[t.key]) for t in read_trials(folder) if t.key in plan.runs]
     known = [trial for trial in found if trial.method in order]
-    return sorted(known, key=lambda trial: (order.index(trial.method), trial.number))
+    return sorted(known, key=lambda trial: (order.index(trial.method), trial.number, trial.repeat))
 
 
 def make_tables(study: Study, rows: Rows) -> list[Table]:

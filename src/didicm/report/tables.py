@@ -8,7 +8,7 @@ from rich.text import Text
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import Condition
-from didicm.experiments.tune import SEARCHED, choose
+from didicm.experiments.tune import SEARCHED, choose, combine
 from didicm.report.panels import Panel, baselines_of, column_name
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Estimate, Metric, Rows
 from didicm.text import readable
@@ -158,6 +158,7 @@ def panel_table(panel: Panel) -> Table:
 
 def search_table(trials: Sequence[Trial], conditions: Sequence[Condition]) -> Table:
     """Every trial, and which was chosen."""
+    trials = combine(trials)
     best, body = choose(trials), []
     for condition in conditions:
         body.append([str(condition), *[""] * 6])

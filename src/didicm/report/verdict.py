@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import ONE_CALL, Condition, Study
-from didicm.experiments.tune import SEARCHED, choose
+from didicm.experiments.tune import SEARCHED, choose, combine, gain_by_repeats
 from didicm.report.panels import on_study
 from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, complete
 from didicm.text import count
@@ -182,6 +182,7 @@ def _interval(gap: Estimate, metric: Metric) -> str:
 
 def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
     """How settings were chosen, and whose best lay at the end of what was tried."""
+    gain, trials = gain_by_repeats(trials), combine(trials)
     first: dict[tuple[str, Condition], Mapping[str, float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
         first.setdefault((trial.method, trial.condition), trial.settings)
@@ -191,12 +192,18 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
         factors = [value / start for value, start in pairs if start]  # weight decay may be none
         if factors and min(factors) < max(factors):
             spans[name] = f"{min(factors):.2g} to {max(factors):.2g} times its {words}"
+    drawn = f", drawn {study.holdouts} times" if study.holdouts > 1 else ""
     says = [
         f"Every method has the best of up to {count(study.tune, 'trial')} under each condition, by the NLL of "
-        f"held-out training images{': ' if spans else ''}{', '.join(spans.values())}."
+        f"held-out training images{drawn}{': ' if spans else ''}{', '.join(spans.values())}."
     ]
     if any(trial.losses for trial in trials):
         says[0] += f" {KEPT_UNLESS}"
+    if gain is not None:
+        says.append(
+            f"Judged by a draw that had no say, what the others chose together has an NLL {abs(gain):.3f} "
+            f"{'lower' if gain > 0 else 'higher'} than what a single one chose."
+        )
     ends = (("longest", "shortest"), ("highest", "lowest"), ("highest", "lowest"))
     for (name, words), names in zip(SEARCHED.items(), ends, strict=True):
         what = "training" if name == "epochs" else words
