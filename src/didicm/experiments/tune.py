@@ -98,8 +98,8 @@ def _as_one(repeats: Sequence[Trial]) -> Trial:
     if len(measured) < len(repeats):  # it diverged once
         return replace(first, num_held_out=images, metrics=None, losses=None)
     metrics = {name: float(np.mean([own[name] for own in measured])) for name in measured[0]}
-    losses = tuple(loss for trial in (first, *others) for loss in trial.losses or ())
-    return replace(first, num_held_out=images, metrics=metrics, losses=losses)
+    losses = [loss for trial in (first, *others) for loss in trial.losses or ()]
+    return replace(first, num_held_out=images, metrics=metrics, losses=tuple(losses) or None)
 
 
 def gain_by_repeats(trials: Sequence[Trial]) -> float | None:

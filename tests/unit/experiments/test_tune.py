@@ -14,7 +14,17 @@ from didicm.experiments.execute import execute, prepare, read_result, write_run
 from didicm.experiments.results import RESULTS, TRIALS, Trial, append_result, read_plan, read_results, read_trials
 from didicm.experiments.run import plan_runs, run_study
 from didicm.experiments.spec import Condition
-from didicm.experiments.tune import LENGTHS, SEED, SPREADS, choose, next_stage, search_rounds, trials_of
+from didicm.experiments.tune import (
+    LENGTHS,
+    SEED,
+    SPREADS,
+    choose,
+    combine,
+    gain_by_repeats,
+    next_stage,
+    search_rounds,
+    trials_of,
+)
 from didicm.values import override
 
 TRIAL = Trial("a", "DiDiCM", Condition(7, 0.05), 0, {"epochs": 2}, 90, 10, 1.0, {"cls/NLL": 1.0}, {})
@@ -182,6 +192,69 @@ def test_each_round_is_compared_with_what_was_kept_so_far():
     assert choose([replace(trials[0], metrics=None, losses=None), *trials[1:]]).popitem()[1].number == 1
 
 
+def drawn(nlls_by_number, **changes):
+    """Trials of one kind: for each number, the NLL by each draw of held-out images."""
+    return [
+        replace(TRIAL, number=number, repeat=repeat, metrics={"cls/NLL": nll}, losses=(nll,) * 10, **changes)
+        for number, nlls in nlls_by_number.items()
+        for repeat, nll in enumerate(nlls)
+    ]
+
+
+def test_every_trial_is_repeated_with_other_images_held_out(planned):
+    runs = planned()
+    once, thrice = trials_of(runs, 4), trials_of(runs, 4, holdouts=3)
+    assert once.keys() < thrice.keys()
+    assert len(thrice) == 3 * len(once)
+    kinds = {}
+    for run in thrice.values():
+        kinds.setdefault((run.kind, run.trial), []).append(run)
+    for repeats in kinds.values():
+        assert [(run.repeat, run.seed, run.config.seed) for run in repeats] == [
+            (i, SEED + i, SEED + i) for i in range(3)
+        ]
+        drawn = [prepare(run)[0].val for run in repeats]
+        assert len({tuple(map(images.name, range(len(images)))) for images in drawn}) == 3
+        settings = [{**run.settings, "seed": None} for run in repeats]
+        assert settings[0] == settings[1] == settings[2]
+
+
+def test_a_trial_is_judged_by_all_draws_of_its_held_out_images():
+    trials = drawn({0: (1.0, 1.6, 1.6), 1: (1.3, 1.3, 1.3)})
+    assert choose([trial for trial in trials if trial.repeat == 0]).popitem()[1].number == 0
+    best = choose(reversed(trials)).popitem()[1]  # in whatever order they finished
+    assert (best.number, best.num_held_out, best.losses) == (1, 30, (1.3,) * 30)
+    assert best.nll == pytest.approx(1.3)
+
+
+def test_a_trial_that_diverged_for_one_draw_is_not_chosen():
+    trials = drawn({0: (1.0, 1.0), 1: (2.0, 2.0)})
+    trials[1] = replace(trials[1], metrics=None, losses=None)
+    assert choose(trials).popitem()[1].number == 1
+
+
+def test_draws_are_compared_with_themselves_whatever_the_order_in_which_they_finished():
+    """Draws differ by far more than rates do: only the same draw's losses may be subtracted."""
+    trials = drawn({0: (1.0, 3.0), 4: (0.9, 2.9)})
+    assert choose(trials).popitem()[1].number == 4
+    assert choose([trials[1], trials[0], *trials[2:]]).popitem()[1].number == 4
+
+
+def test_an_unfinished_trial_is_left_out():
+    trials = drawn({0: (1.0, 1.2), 1: (0.5, 0.7)})[:3]
+    assert [(trial.number, trial.nll) for trial in combine(trials)] == [(0, pytest.approx(1.1))]
+    assert combine([]) == []
+
+
+def test_what_several_draws_gain_is_judged_by_one_that_had_no_say():
+    # Draws 0 and 1 mislead, each its own way; together they do not. Draw 2 prefers what is best.
+    trials = drawn({0: (1.0, 2.0, 1.5), 1: (2.0, 1.0, 1.5), 2: (1.2, 1.2, 1.0)})
+    single = np.mean([2.0, 1.2, 2.0, 1.2, 1.5, 1.5])
+    together = np.mean([1.2, 1.2, 1.0])
+    assert gain_by_repeats(trials) == pytest.approx(single - together)
+    assert gain_by_repeats([trial for trial in trials if trial.repeat < 2]) is None
+
+
 def test_one_held_out_image_chooses_no_rate():
     assert choose([with_losses(0, [2.0]), with_losses(4, [1.0])]).popitem()[1].number == 0
 
@@ -242,6 +315,28 @@ def test_an_interrupted_search_goes_on_and_chooses_the_same(tiny, searched, tmp_
     assert [f"search {n}/8 " in shown for n in range(5, 9)] == [False] + 3 * [True]
     assert [(t.key, t.metrics) for t in read_trials(tmp_path)] == [(t.key, t.metrics) for t in trials]
     assert [r.key for r in read_results(tmp_path)] == [r.key for r in read_results(searched)]
+
+
+@pytest.mark.usefixtures("few_tested")
+def test_a_study_with_several_hold_outs_trains_with_what_all_of_them_chose(tiny, tmp_path):
+    study = tiny(tune=2, seeds=1, holdouts=2)
+    console = Console(record=True, width=200)
+    results = run_study(study, tmp_path, console=console)
+    trials = read_trials(tmp_path)
+    assert len(trials) == 2 * len(combine(trials)) == 2 * 2 * len(study.methods)
+    assert "trial 1, hold-out 1: held-out NLL" in console.export_text()
+    best = choose(trials)
+    for result in results:
+        chosen = best[result.method, result.condition]
+        config = next(r for r in plan_runs(study, None, None, None)[0].values() if str(r.method) == result.method)
+        assert result.key == replace(config, config=override(config.config, chosen.settings)).key
+    with pytest.raises(UserError, match=r"other settings \(holdouts is 2, not 1\)"):
+        run_study(tiny(tune=2, seeds=1), tmp_path)
+
+
+def test_hold_outs_need_a_search(tiny):
+    with pytest.raises(UserError, match="holdouts repeat the trials of a search: set tune above 0"):
+        tiny(holdouts=2)
 
 
 def test_a_folder_keeps_to_one_search(tiny, searched):

@@ -87,6 +87,23 @@ def test_a_search_of_one_trial_or_without_weight_decay_is_told_too(study, trials
     assert on_search(study, none) == on_search(study, trials)
 
 
+def test_draws_of_held_out_images_are_one_line_of_the_table_and_one_point_of_the_curve(study, trials):
+    def moved(trial, repeat):
+        metrics = trial.metrics and {**trial.metrics, "cls/NLL": trial.nll + repeat}
+        return replace(trial, repeat=repeat, key=f"{trial.key}-{repeat}", metrics=metrics)
+
+    drawn = [moved(trial, repeat) for trial in trials for repeat in (0, 1, 2)]
+    once, thrice = (search_table(found, [EASY, HARD]) for found in (trials, drawn))
+    assert len(once.rows) == len(thrice.rows)
+    assert [row[-1] for row in once.rows] == [row[-1] for row in thrice.rows]  # the same is chosen
+    assert f"({3 * trials[0].num_held_out} images)" in thrice.note
+    line = length_curves(study, drawn, [EASY, HARD]).axes[0].lines[0]
+    assert line.get_xydata().tolist() == [[8, 2.6], [15, 2.2], [30, 2.5]]
+    how, gain, *_ = on_search(replace(study, holdouts=3), drawn)
+    assert "held-out training images, drawn 3 times: " in how
+    assert gain.endswith("has an NLL 0.000 higher than what a single one chose.")
+
+
 def test_a_chosen_length_takes_the_place_of_the_caution_on_the_training_loss(study, trials, result, rows):
     runs = [
         result(str(m), seed, 0.5, 1.0, c, final_epochs_gain=0.2)
