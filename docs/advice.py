@@ -9,7 +9,7 @@ from statistics import fmean
 
 from didicm.experiments.results import Plan, read_plan, read_results, read_trials
 from didicm.experiments.spec import ONE_CALL, Condition, Method
-from didicm.experiments.tune import combine
+from didicm.experiments.tune import combine, gain_by_repeats
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
 from didicm.report.tables import NORMALIZED_AURC
 from didicm.text import count
@@ -43,6 +43,7 @@ TUNED = (
     "strong-cpu",
     "borders-strong-cpu",
     "breadth-cpu",
+    "strong-breadth-cpu",
     "classes-cpu",
     "labels-cpu",
     "strong-labels-cpu",
@@ -62,6 +63,7 @@ DATA = {
 }
 STRONGLY, BORDER = ", strong augmentation", ", border repeated"
 BORDERS = {"borders-cpu": BORDER, "borders-strong-cpu": STRONGLY + BORDER}
+BROADER = {"strong-breadth-cpu": STRONGLY + BORDER}
 BLACK = "black"  # how their variants end that show it, as all other studies do
 AUGMENTATIONS = {  # studies of the same conditions
     "crops and flips": ("fair-cpu", "labels-cpu"),
@@ -78,7 +80,7 @@ ANSWERS = {  # of those studies: variant of the standard classifier or of DiDiCM
     "DiDiCM, 8 views": (False, RECOMMENDED, "8 views"),
 }
 # Studies that chose learning rate and weight decay too; those of strong-cpu are among the trials of the last.
-SEARCHED = ("fair-cpu", *OPPONENTS[1:], *BORDERS)
+SEARCHED = ("fair-cpu", *OPPONENTS[1:], *BORDERS, *BROADER)
 WIDER = {  # studies without a search of learning rate and weight decay, and with one; and their methods
     ("labels-cpu", "ensembles-labels-cpu"): (
         ("standard, smoothed labels", "standard"),
@@ -144,6 +146,7 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
     yield from _on_calibration(once, often)
     yield from _on_tuning(folders)
     yield from _on_rates([folders[0].with_name(name) for name in SEARCHED])
+    yield from _on_holdouts(*(folders[0].with_name(f"{name}-cpu") for name in ("borders", "holdouts")))
     yield from _on_confidence([rows for _, rows in studies])
     priced = _priced([folders[0].with_name(name) for name in OPPONENTS])
     yield from _on_prices(priced)
@@ -159,7 +162,7 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
 
 def augmentation(study: str) -> str:
     """What tells a study's augmentation from crops and flips that show black, under all its conditions."""
-    return BORDERS.get(study, STRONGLY if study in AUGMENTATIONS["strong augmentation"] else "")
+    return {**BORDERS, **BROADER}.get(study, STRONGLY if study in AUGMENTATIONS["strong augmentation"] else "")
 
 
 def _shows_black(method: Method) -> bool:
@@ -289,6 +292,24 @@ def _on_rates(folders: list[Path]) -> Iterator[str]:
             "unless others are better by more than two standard errors, as "
             "in [strong augmentation](#strong-augmentation)."
         )
+
+
+def _on_holdouts(once: Path, several: Path) -> Iterator[str]:
+    """What it is worth to judge the trials of a search by several draws of held-out images."""
+    if read_study(once) is None or (stored := read_study(several)) is None:
+        return
+    study, gain = stored[0].study, gain_by_repeats(read_trials(several))
+    changes = [x for x, _ in _wider(once, several, tuple((str(m), str(m)) for m in study.methods))]
+    images = sorted({row.run.num_held_out for row in stored[1]})
+    yield (
+        f"- **Which images are held out {'matters' if gain > 0 else 'hardly matters'} when they are few** "
+        f"({' and '.join(map(str, images))}): judged by a draw that had no say, lengths that "
+        f"{study.holdouts - 1} draws chose together have an NLL {abs(gain):.3f} "
+        f"{'lower' if gain > 0 else 'higher'} than those that a single one chose. With {study.holdouts} "
+        f"instead of one, the NLL of test images changed by {min(changes):+.3f} to {max(changes):+.3f} "
+        f"({fmean(changes):+.3f} in the mean of {len(changes)}; `--tune 4 --holdouts {study.holdouts}`, "
+        f"[study](#several-draws-of-held-out-images))."
+    )
 
 
 def _wider(length: Path, all_three: Path, methods: tuple[tuple[str, str], ...]) -> Iterator[tuple[float, int]]:

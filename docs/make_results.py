@@ -41,6 +41,7 @@ ORDER = (
     "fair",
     "strong",
     "breadth",
+    "strong-breadth",
     "classes",
     "labels",
     "strong-labels",
@@ -67,6 +68,7 @@ ORDER = (
     "mask-strong",
     "borders",
     "borders-strong",
+    "holdouts",
     "recipe",
     "finetune",
 )

@@ -36,6 +36,8 @@ GIVEN = (
     "mask-strong-cpu",
     "borders-cpu",
     "borders-strong-cpu",
+    "strong-breadth-cpu",
+    "holdouts-cpu",
 )  # on images that do not ship
 SMALL = {
     "name": "mine",
