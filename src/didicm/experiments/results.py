@@ -215,14 +215,12 @@ def append_result(folder: Path, result: Record) -> None:
     """Add a finished run to its file unless it is there; on disk when this returns."""
     if _is_old(folder) and (plan := read_plan(folder)):
         write_plan(folder, plan)
-    path, known = folder / RESULTS, list[Record](read_results(folder))
-    if isinstance(result, Trial):
-        path, known = folder / TRIALS, list[Record](read_trials(folder))
-    if any(other.key == result.key for other in known):
+    path = folder / (TRIALS if isinstance(result, Trial) else RESULTS)
+    known = _whole_lines(path)
+    if f'"key": {json.dumps(result.key, ensure_ascii=False)}'.encode() in known:
         return
-    whole = len(_whole_lines(path))
     with writing(path), open(path, "ab") as file:
-        file.truncate(whole)
+        file.truncate(len(known))
         file.write(_line(result).encode())
         file.flush()
         os.fsync(file.fileno())
