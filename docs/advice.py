@@ -9,7 +9,7 @@ from statistics import fmean
 
 from didicm.experiments.results import Plan, read_plan, read_results, read_trials
 from didicm.experiments.spec import ONE_CALL, Condition, Method
-from didicm.experiments.tune import combine, gain_by_repeats
+from didicm.experiments.tune import combine, cost_of_one_draw
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, rows_of
 from didicm.report.tables import NORMALIZED_AURC
 from didicm.text import count
@@ -298,16 +298,16 @@ def _on_holdouts(once: Path, several: Path) -> Iterator[str]:
     """What it is worth to judge the trials of a search by several draws of held-out images."""
     if read_study(once) is None or (stored := read_study(several)) is None:
         return
-    study, gain = stored[0].study, gain_by_repeats(read_trials(several))
+    study, cost = stored[0].study, cost_of_one_draw(read_trials(several))
     changes = [x for x, _ in _wider(once, several, tuple((str(m), str(m)) for m in study.methods))]
     images = sorted({row.run.num_held_out for row in stored[1]})
     yield (
-        f"- **Which images are held out {'matters' if gain > 0 else 'hardly matters'} when they are few** "
-        f"({' and '.join(map(str, images))}): judged by a draw that had no say, lengths that "
-        f"{study.holdouts - 1} draws chose together have an NLL {abs(gain):.3f} "
-        f"{'lower' if gain > 0 else 'higher'} than those that a single one chose. With {study.holdouts} "
-        f"instead of one, the NLL of test images changed by {min(changes):+.3f} to {max(changes):+.3f} "
-        f"({fmean(changes):+.3f} in the mean of {len(changes)}; `--tune 4 --holdouts {study.holdouts}`, "
+        f"- **Which images are held out {'matters' if cost > 0 else 'hardly matters'} when they are few** "
+        f"({' or '.join(map(str, images))}): chosen by a single draw of them, lengths have an NLL "
+        f"{abs(cost):.3f} {'higher' if cost > 0 else 'lower'} on another draw than chosen by "
+        f"{study.holdouts - 1}. With {study.holdouts} draws instead of one, the NLL of test images, as trained, "
+        f"changed by {min(changes):+.3f} to {max(changes):+.3f} ({fmean(changes):+.3f} in the mean of "
+        f"{len(changes)} methods and conditions; `--tune 4 --holdouts {study.holdouts}`, "
         f"[study](#several-draws-of-held-out-images))."
     )
 

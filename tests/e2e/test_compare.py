@@ -75,6 +75,31 @@ def test_mistakes_are_one_sentence_and_write_nothing(arguments, message, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("unrendered")
+def test_images_that_cannot_be_read_are_counted_in_the_verdict(tmp_path, make_folder, works):
+    for split in ("train", "val"):
+        (make_folder(tmp_path / "photos" / split, count=12) / "cat" / "torn.png").write_bytes(b"torn")
+    asked = [f"--data={tmp_path / 'photos'}", "--resolutions=12", "--epochs=1", *TINY[-2:]]
+    shown = works(
+        "compare", *asked, "--set=batch_size=4", "--methods=standard", f"--out={tmp_path / 'out'}", "--seeds=1"
+    ).out
+    assert "Left out, because they cannot be read: 2 images; didicm doctor names them." in shown
+
+
+def test_draws_of_held_out_images_are_of_a_search(tmp_path, works, fails):
+    out = f"--out={tmp_path / 'out'}"
+    assert "--holdouts repeats the trials of a search: give --tune" in fails("compare", *TINY, "--holdouts=2", out)
+    shown = works("compare", *TINY, "--methods=standard", "--tune=4", "--holdouts=2", "--dry-run", out).out
+    assert "(up to 4 trials of each kind, 2 draws of held-out images each), then 3 trainings" in shown
+    study = tmp_path / "mine.yaml"
+    study.write_text("{title: Mine, question: Why, layout: comparison, holdouts: 2, methods: [{name: DiDiCM}]}")
+    asked = ["study", str(study), "--data=fashion-mini", "--dry-run", out]
+    assert "give --tune" in fails(*asked)
+    assert "2 draws of held-out images each" in works(*asked, "--tune=2").out
+    assert "of the search" not in works(*asked, "--tune=0").out
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_dry_run_says_what_it_would_take_and_writes_nothing(tmp_path, works):
     shown = works(
         "compare", *TINY, "--methods=standard", "--seeds=1", "--dry-run", f"--out={tmp_path / 'out'}"

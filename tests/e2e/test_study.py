@@ -128,7 +128,7 @@ def test_mistakes_are_one_sentence_and_write_nothing(arguments, message, tmp_pat
 def test_without_a_name_the_studies_are_listed_and_a_dry_run_writes_nothing(tmp_path, works):
     assert "solvers-cpu" in works("study").out
     shown = works("study", "solvers-cpu", "--tune=4", "--dry-run", f"--out={tmp_path / 'out'}").out
-    assert "8 trials of the search, up to 4 of each kind, then 6 trainings" in shown
+    assert "8 trainings of the search (up to 4 trials of each kind), then 6 trainings" in shown
     assert re.search(r"in total \d+ min \d\d s on one device", shown)  # a CPU's speed, where there is no GPU
     assert "exact, midpoint, 8 steps" in shown
     assert not (tmp_path / "out").exists()

@@ -34,8 +34,8 @@ class StudyOptions:
         set: any setting of didicm train, for all trainings, as in --set batch_size=32
         tune: first tune learning rate, weight decay and epochs of every method under every condition, with this
             many trials each, judged on held-out training images
-        holdouts: draw those images this many times, and judge each trial by all draws: for few images, which
-            choose by chance
+        holdouts: with --tune, draw the held-out images this many times and judge each trial by all draws: of few
+            images, a single draw chooses by chance
         report_only: only make tables, figures and report again
         dry_run: check everything, and say what would be trained and what that would take
         tflops: TFLOP/s that one device sustains in training, for the times of --dry-run; by default a guess for
@@ -162,7 +162,24 @@ def compare(
 ) -> Report:
     """Compare DiDiCM with standard classifiers on these images; tables, verdict and report.html go to `out`.
 
-    The arguments are those of `compare_study` and `run_study`.
+    Args:
+        data: where the images are, as for `didicm compare --data`.
+        out: folder for results, models and report; run it again on the same one to resume, or to add to it.
+        methods: those to compare, by name.
+        resolutions: image sizes in pixels; by default the recipe's.
+        fractions: of the training images; whole numbers from 2 are images per class.
+        corruptions: of all images, such as `noise:3`, or `none`.
+        label_noises: shares of wrong training labels, or files of confusion matrices.
+        seeds: trainings per method and condition.
+        recipe: of all trainings.
+        settings: of all trainings, by dotted names, such as `{"optimizer.lr": 0.01}`.
+        tune: trials that choose learning rate, weight decay and epochs of every method under every condition.
+        holdouts: draws of held-out images that judge each trial.
+        executor: where the trainings run, with `jobs` and `cluster` as for `run_study`.
+        jobs: trainings at the same time.
+        cluster: what each job asks of the cluster.
+        command: what is shown in the report as the way to repeat it.
+        console: where progress is shown.
     """
     study = compare_study(
         methods=methods, resolutions=resolutions, fractions=fractions, corruptions=corruptions,
@@ -196,7 +213,8 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
     precision = next(iter(runs.values())).config.run.precision
     seconds, disk = sum(need.seconds(speed) for need in costs.values()), sum(need.disk for need in costs.values())
     search = (
-        f"{count(len(trials), 'trial')} of the search, up to {study.tune * study.holdouts} of each kind, then "
+        f"{count(len(trials), 'training')} of the search (up to {study.tune} trials of each kind"
+        f"{f', {study.holdouts} draws of held-out images each' if study.holdouts > 1 else ''}), then "
         if trials
         else ""
     )

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
             console.print(f"{name:24}{load_study(name).question}")
         return 0
     study = load_study(options.name)
-    search: dict[str, Any] = {"tune": options.tune, "holdouts": options.holdouts}
+    search: dict[str, Any] = {"tune": options.tune, "holdouts": 1 if options.tune == 0 else options.holdouts}
     study = replace(study, **{name: value for name, value in search.items() if value is not None})
     out = options.out / study.name
     asked: dict[str, Any] = {"data": options.data, "seeds": options.seeds, "settings": options.settings}

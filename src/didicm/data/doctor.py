@@ -115,7 +115,7 @@ class Findings:
             remedy = "; pip install pillow-heif reads them" if suffix in (".heic", ".heif") else ""
             found.append(f"{len(files)} {suffix} files are not read, such as {files[0]}{remedy}")
         if self.contradictions:
-            found.append(f"{len(self.contradictions)} images appear under two classes; decide on one")
+            found.append(f"{count(len(self.contradictions), 'image')} under two classes; decide on one")
         if self.train.brightest < DARK:
             found.append(
                 f"no training image has a value above {self.train.brightest} of 255, to which the range of its "

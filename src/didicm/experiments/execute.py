@@ -121,7 +121,7 @@ def _train_and_measure(run: Run, folder: Path, console: Console | None = None) -
     try:
         seconds = _train_or_resume(run, components, folder, console)
         result = measure(run, components, test, seconds, folder)
-    except DivergedError:
+    except (DivergedError, FloatingPointError):  # in training, or in what it answers
         if run.trial is None:
             raise
         result = trial_of(run, components)  # like any other: such settings are not chosen

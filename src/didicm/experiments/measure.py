@@ -169,6 +169,7 @@ def _result(
                 posteriors=None if file is None else f"{MEASURED}/{folder.name}/{file.name}",
             )
         )
+    not_shown = len(tested.skipped) + (len(held_out.skipped) if held_out else 0)
     return RunResult(
         key=run.key,
         method=str(run.method),
@@ -184,7 +185,8 @@ def _result(
         versions=_versions(),
         train_multiply_adds=sum(training_multiply_adds(x, components, price) for x in run.members),
         final_epochs_gain=final_epochs_gain(Path(run.members[0].out) / METRICS, run.config.epochs),
-        skipped_steps=sum(skipped_steps(Path(x.out) / METRICS) for x in run.members),
+        skipped_steps=sum(highest(Path(x.out) / METRICS, "skipped_steps") for x in run.members),
+        unreadable=highest(Path(run.members[0].out) / METRICS, "unreadable_images") + not_shown,
     )
 
 
@@ -230,10 +232,10 @@ def final_epochs_gain(metrics: Path, epochs: int) -> float | None:
     return (before - last) / before if before > 0 and math.isfinite(before + last) else None
 
 
-def skipped_steps(metrics: Path) -> int:
-    """Steps of a training whose gradient was not finite: its last line of a step counts all of them."""
+def highest(metrics: Path, name: str) -> int:
+    """A count of a training that only grows, such as its skipped steps."""
     lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
-    return max((line.get("skipped_steps", 0) for line in lines), default=0)
+    return max((line.get(name, 0) for line in lines), default=0)
 
 
 def _store_pictures(trained: _Trained, tested: Evaluation, folder: Path) -> None:

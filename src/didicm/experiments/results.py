@@ -82,6 +82,7 @@ class RunResult(_Stored):
     train_multiply_adds: Count | None = None  # of all its trainings, forward and backward; None in older results
     final_epochs_gain: float | None = None  # relative fall of the mean loss over the last two tenths of the epochs
     skipped_steps: Count | None = None  # of all its trainings, for want of a finite gradient; likewise
+    unreadable: Count = 0  # images of training, held-out and test images that were left out
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +105,7 @@ class Trial(_Stored):
     metrics: dict[str, float] | None  # of the held-out images, as trained; None if the training diverged
     versions: dict[str, str]
     losses: tuple[float, ...] | None = None  # NLL by image or, of many, by group; None in older results
-    repeat: Count = 0  # which draw of held-out images this is
+    repeat: Count = 0  # which draw of held-out images judged it, as in `Run`
 
     @property
     def nll(self) -> float:

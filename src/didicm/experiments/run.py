@@ -169,6 +169,8 @@ def plan_runs(
         raise UserError(f"study {study.name} needs --data: say where the images are")
     if seeds is not None and seeds < 1:
         raise UserError(f"--seeds must be at least 1, got {seeds}")
+    if study.holdouts > 1 and not study.tune:
+        raise UserError("--holdouts repeats the trials of a search: give --tune too, such as --tune 4")
     runs: dict[str, Run] = {}
     for run in study.runs(data, seeds or study.seeds, settings):
         same = runs.setdefault(run.key, run)

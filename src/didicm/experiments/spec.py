@@ -150,10 +150,10 @@ class Run(Settings):
     samplers: tuple[SamplerSpec, ...] = ()  # of its network, the main one first; none for the usual ones
     held_out: float = 0.1  # share of the training images kept for the temperature; 0 for no temperature
     trial: int | None = None  # its number in the search of a tuned study: such a run never meets test images
-    repeat: int = 0  # which draw of the held-out images judges the trial
+    repeat: int = 0  # which draw of held-out images judges the trial, from 1; 0 if there is only one
 
     def __str__(self) -> str:
-        again = f", hold-out {self.repeat}" if self.repeat else ""
+        again = f", draw {self.repeat}" if self.repeat else ""
         which = f"seed {self.seed}" if self.trial is None else f"trial {self.trial}{again}"
         return f"{self.method}, {self.condition}, {which}"
 
@@ -278,7 +278,6 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     yield twice is not None, f"two methods are called {twice!r}: give one of them a variant"
     yield study.held_out == 1, "held_out must be below 1, or no image is left to train on"
     yield bool(study.tune) and not study.held_out, "tune needs held-out images to judge by: set held_out above 0"
-    yield study.holdouts > 1 and not study.tune, "holdouts repeat the trials of a search: set tune above 0"
     yield not study.conditions, "resolutions, fractions, corruptions and label_noises need at least one entry each"
     for condition in study.conditions:
         if condition.corruption is not None:

@@ -102,16 +102,19 @@ def _as_one(repeats: Sequence[Trial]) -> Trial:
     return replace(first, num_held_out=images, metrics=metrics, losses=tuple(losses) or None)
 
 
-def gain_by_repeats(trials: Sequence[Trial]) -> float | None:
-    """By how much the NLL of one draw of held-out images is lower if all others chose, not a single other.
+def cost_of_one_draw(trials: Iterable[Trial]) -> float | None:
+    """By how much the NLL of a draw of held-out images is higher if another one chose the length, not all others.
 
     The mean over draws, methods and conditions; None without at least three draws.
     """
-    draws = {trial.repeat for trial in trials}
+    lengths = [trial for trial in trials if trial.number < len(LENGTHS)]  # later trials follow from all draws
+    whole = {(t.method, t.condition, t.number) for t in combine(lengths) if t.metrics is not None}
+    judged = [t for t in lengths if (t.method, t.condition, t.number) in whole]
+    draws = {trial.repeat for trial in judged}
     if len(draws) < 3:
         return None
-    single = [_judged(trials, {draw}, judge) for judge in draws for draw in draws - {judge}]
-    together = [_judged(trials, draws - {judge}, judge) for judge in draws]
+    single = [_judged(judged, {draw}, judge) for judge in draws for draw in draws - {judge}]
+    together = [_judged(judged, draws - {judge}, judge) for judge in draws]
     return float(np.mean(single) - np.mean(together))
 
 
@@ -151,7 +154,7 @@ def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial], *, ho
     for run in runs.values():
         if run.kind not in best:
             raise UserError(
-                f"every trial of {run.method}, {run.condition} diverged: start from a lower optimizer.lr"
+                f"all trials of {run.method}, {run.condition}, have diverged: start from a lower optimizer.lr"
             )
     chosen = (_changed(run, best[run.kind].settings) for run in runs.values())
     return {run.key: run for run in chosen}
@@ -174,9 +177,10 @@ def _search(
                 cycles = run.config.optimizer.snapshots or 1  # which are of equal length
                 epochs = best[kind]["epochs"] * factor.get("epochs", 1)
                 settings["epochs"] = max(1, round(epochs / cycles)) * cycles
-                for repeat, seed in enumerate(range(SEED, SEED + holdouts)):
-                    changed = _changed(run, {**settings, "seed": seed})
-                    trials.append(replace(changed, seed=seed, trial=number, repeat=repeat))
+                for draw in range(holdouts):
+                    changed = _changed(run, {**settings, "seed": SEED + draw})
+                    repeat = draw + 1 if holdouts > 1 else 0
+                    trials.append(replace(changed, seed=SEED + draw, trial=number, repeat=repeat))
             number += 1
         yield from trials
         if found is None:

@@ -158,6 +158,8 @@ def panel_table(panel: Panel) -> Table:
 
 def search_table(trials: Sequence[Trial], conditions: Sequence[Condition]) -> Table:
     """Every trial, and which was chosen."""
+    held_out = ", ".join(map(str, sorted({trial.num_held_out for trial in trials})))
+    draws = len({trial.repeat for trial in trials})
     trials = combine(trials)
     best, body = choose(trials), []
     for condition in conditions:
@@ -171,11 +173,11 @@ def search_table(trials: Sequence[Trial], conditions: Sequence[Condition]) -> Ta
                 searched = [f"{value:g}" for value in trial.settings.values()]
                 body.append([f"  {trial.method}, trial {trial.number}", *searched, *found, chosen])
     header = ["", *SEARCHED.values(), "held-out NLL", "top-1 %", " "]
-    held_out = ", ".join(map(str, sorted({trial.num_held_out for trial in trials})))
     note = (
         "as many trials for every method, the first with its settings as they are; what two methods share "
-        "is listed once; judged by the "
-        f"NLL of held-out training images as trained ({held_out} images); no trial has met a test image"
+        "is listed once; judged by the NLL of held-out training images as trained "
+        f"({f'{draws} draws of ' if draws > 1 else ''}{held_out} images), "
+        "learning rates and weight decays beyond two standard errors; no trial has met a test image"
     )
     return Table("Search", header, body, note, ("top-1 %",))
 

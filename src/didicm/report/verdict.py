@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import ONE_CALL, Condition, Study
-from didicm.experiments.tune import SEARCHED, choose, combine, gain_by_repeats
+from didicm.experiments.tune import SEARCHED, choose, combine, cost_of_one_draw
 from didicm.report.panels import on_study
 from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, complete
 from didicm.text import count
@@ -15,8 +15,9 @@ ENOUGH_SEEDS = 3
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
 KEPT_UNLESS = (
     "Learning rate and weight decay are as given unless others are better by more than two standard errors of the "
-    "difference, for few held-out images choose by chance."
+    "difference: a few held-out images choose by chance."
 )
+FEW_TEST_IMAGES = 200  # whose accuracy is known to some seven points
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
@@ -29,6 +30,14 @@ def verdict(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list[str]
         says.append("A single seed: there are no intervals, so any difference may be noise; run at least 3 seeds.")
     elif seeds < ENOUGH_SEEDS:
         says.append(f"Few seeds: with {seeds}, the intervals are wide.")
+    if (tested := min((row.run.num_test for row in rows), default=0)) < FEW_TEST_IMAGES and seeds > 1:
+        says.append(
+            f"Few test images: the intervals are over seeds, and say nothing of others than these {tested}."
+        )
+    if left_out := max((row.run.unreadable for row in rows), default=0):
+        says.append(
+            f"Left out, because they cannot be read: {count(left_out, 'image')}; didicm doctor names them."
+        )
     return [*says, *_on_failures(rows), *(on_search(study, trials) if trials else _on_length(rows))]
 
 
@@ -140,7 +149,9 @@ def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
     if calls == 1 or there is None:
         return f"{text}."
     ratio = rows.cost_ratio(single[0].entry, baseline)
-    return f"{text}; a single call, at {ratio:.1f} times, has NLL {there.mean:.3f}."
+    scaled = single.estimate(SCALED_NLL)
+    with_temperature = f", {scaled.mean:.3f} with a temperature" if scaled else ""
+    return f"{text}; a single call, at {ratio:.1f} times, has NLL {there.mean:.3f} as trained{with_temperature}."
 
 
 def _on_failures(rows: Rows) -> list[str]:
@@ -182,7 +193,7 @@ def _interval(gap: Estimate, metric: Metric) -> str:
 
 def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
     """How settings were chosen, and whose best lay at the end of what was tried."""
-    gain, trials = gain_by_repeats(trials), combine(trials)
+    cost, trials = cost_of_one_draw(trials), combine(trials)
     first: dict[tuple[str, Condition], Mapping[str, float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
         first.setdefault((trial.method, trial.condition), trial.settings)
@@ -193,16 +204,17 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
         if factors and min(factors) < max(factors):
             spans[name] = f"{min(factors):.2g} to {max(factors):.2g} times its {words}"
     drawn = f", drawn {study.holdouts} times" if study.holdouts > 1 else ""
+    ranges = f" ({', '.join(spans.values())})" if spans else ""
     says = [
-        f"Every method has the best of up to {count(study.tune, 'trial')} under each condition, by the NLL of "
-        f"held-out training images{drawn}{': ' if spans else ''}{', '.join(spans.values())}."
+        f"Every method has the best of up to {count(study.tune, 'trial')} under each condition{ranges}, by the "
+        f"NLL of held-out training images{drawn}."
     ]
-    if any(trial.losses for trial in trials):
+    if len(spans) > ("epochs" in spans) and any(trial.losses for trial in trials):
         says[0] += f" {KEPT_UNLESS}"
-    if gain is not None:
+    if cost is not None:
         says.append(
-            f"Judged by a draw that had no say, what the others chose together has an NLL {abs(gain):.3f} "
-            f"{'lower' if gain > 0 else 'higher'} than what a single one chose."
+            f"Had a single draw chosen the length, the NLL of another would have been {abs(cost):.3f} "
+            f"{'higher' if cost > 0 else 'lower'} on average than with all others choosing."
         )
     ends = (("longest", "shortest"), ("highest", "lowest"), ("highest", "lowest"))
     for (name, words), names in zip(SEARCHED.items(), ends, strict=True):

@@ -217,6 +217,8 @@ def _train(
             unreadable = gather_texts(fabric, loader.skipped.values())
             progress.unreadable = len(unreadable)
             tracker.unreadable("training", unreadable)
+            if unreadable:
+                tracker.write(progress.step, {"unreadable_images": len(unreadable)})
             check_readable(unreadable, len(run.train), "training")
     first_alone(fabric, partial(join_cycles, config, run, folder))
     progress.finished, progress.epochs = True, config.epochs

@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from didicm.checkpoint import load
 from didicm.errors import UserError
+from didicm.experiments import execute as executing
 from didicm.experiments import measure as measuring
 from didicm.experiments.execute import execute, prepare, read_result, write_run
 from didicm.experiments.results import RESULTS, TRIALS, Trial, append_result, read_plan, read_results, read_trials
@@ -20,11 +23,12 @@ from didicm.experiments.tune import (
     SPREADS,
     choose,
     combine,
-    gain_by_repeats,
+    cost_of_one_draw,
     next_stage,
     search_rounds,
     trials_of,
 )
+from didicm.training.state import keep
 from didicm.values import override
 
 TRIAL = Trial("a", "DiDiCM", Condition(7, 0.05), 0, {"epochs": 2}, 90, 10, 1.0, {"cls/NLL": 1.0}, {})
@@ -197,7 +201,7 @@ def drawn(nlls_by_number, **changes):
     return [
         replace(TRIAL, number=number, repeat=repeat, metrics={"cls/NLL": nll}, losses=(nll,) * 10, **changes)
         for number, nlls in nlls_by_number.items()
-        for repeat, nll in enumerate(nlls)
+        for repeat, nll in enumerate(nlls, 1)
     ]
 
 
@@ -211,7 +215,7 @@ def test_every_trial_is_repeated_with_other_images_held_out(planned):
         kinds.setdefault((run.kind, run.trial), []).append(run)
     for repeats in kinds.values():
         assert [(run.repeat, run.seed, run.config.seed) for run in repeats] == [
-            (i, SEED + i, SEED + i) for i in range(3)
+            (i + 1, SEED + i, SEED + i) for i in range(3)
         ]
         drawn = [prepare(run)[0].val for run in repeats]
         assert len({tuple(map(images.name, range(len(images)))) for images in drawn}) == 3
@@ -221,7 +225,7 @@ def test_every_trial_is_repeated_with_other_images_held_out(planned):
 
 def test_a_trial_is_judged_by_all_draws_of_its_held_out_images():
     trials = drawn({0: (1.0, 1.6, 1.6), 1: (1.3, 1.3, 1.3)})
-    assert choose([trial for trial in trials if trial.repeat == 0]).popitem()[1].number == 0
+    assert choose([trial for trial in trials if trial.repeat == 1]).popitem()[1].number == 0
     best = choose(reversed(trials)).popitem()[1]  # in whatever order they finished
     assert (best.number, best.num_held_out, best.losses) == (1, 30, (1.3,) * 30)
     assert best.nll == pytest.approx(1.3)
@@ -246,13 +250,20 @@ def test_an_unfinished_trial_is_left_out():
     assert combine([]) == []
 
 
-def test_what_several_draws_gain_is_judged_by_one_that_had_no_say():
-    # Draws 0 and 1 mislead, each its own way; together they do not. Draw 2 prefers what is best.
+def test_what_a_single_draw_costs_is_judged_by_one_that_had_no_say():
+    # Draws 1 and 2 mislead, each its own way; together they do not. Draw 3 prefers what is best.
     trials = drawn({0: (1.0, 2.0, 1.5), 1: (2.0, 1.0, 1.5), 2: (1.2, 1.2, 1.0)})
     single = np.mean([2.0, 1.2, 2.0, 1.2, 1.5, 1.5])
     together = np.mean([1.2, 1.2, 1.0])
-    assert gain_by_repeats(trials) == pytest.approx(single - together)
-    assert gain_by_repeats([trial for trial in trials if trial.repeat < 2]) is None
+    assert cost_of_one_draw(trials) == pytest.approx(single - together)
+    assert cost_of_one_draw([trial for trial in trials if trial.repeat < 3]) is None
+    unfinished = drawn({0: (9.0,)}, condition=Condition(14, 0.05))
+    diverged = [
+        replace(trial, metrics=None, losses=None) if trial.repeat == 2 else trial
+        for trial in drawn({3: (0.1,) * 3})
+    ]
+    later = drawn({4: (0.1, 0.1, 0.1)})  # such trials follow from what all draws chose
+    assert cost_of_one_draw([*trials, *unfinished, *diverged, *later]) == cost_of_one_draw(trials)
 
 
 def test_one_held_out_image_chooses_no_rate():
@@ -272,7 +283,7 @@ def test_many_losses_are_stored_by_group(planned, monkeypatch):
 def test_a_method_whose_trials_all_diverged_ends_the_study_with_advice(planned):
     runs = planned()
     done = [replace(TRIAL, key=key, metrics=None) for key in trials_of(runs, 1)]
-    with pytest.raises(UserError, match=r"every trial of standard, 7 px, .* diverged: start from a lower"):
+    with pytest.raises(UserError, match=r"all trials of standard, 7 px, .*, have diverged: start from a lower"):
         next_stage(runs, 1, done)
 
 
@@ -324,7 +335,7 @@ def test_a_study_with_several_hold_outs_trains_with_what_all_of_them_chose(tiny,
     results = run_study(study, tmp_path, console=console)
     trials = read_trials(tmp_path)
     assert len(trials) == 2 * len(combine(trials)) == 2 * 2 * len(study.methods)
-    assert "trial 1, hold-out 1: held-out NLL" in console.export_text()
+    assert "trial 1, draw 2: held-out NLL" in console.export_text()
     best = choose(trials)
     for result in results:
         chosen = best[result.method, result.condition]
@@ -334,9 +345,9 @@ def test_a_study_with_several_hold_outs_trains_with_what_all_of_them_chose(tiny,
         run_study(tiny(tune=2, seeds=1), tmp_path)
 
 
-def test_hold_outs_need_a_search(tiny):
-    with pytest.raises(UserError, match="holdouts repeat the trials of a search: set tune above 0"):
-        tiny(holdouts=2)
+def test_hold_outs_need_a_search(tiny, tmp_path):
+    with pytest.raises(UserError, match="--holdouts repeats the trials of a search: give --tune too"):
+        run_study(tiny(holdouts=2), tmp_path)
 
 
 def test_a_folder_keeps_to_one_search(tiny, searched):
@@ -387,6 +398,24 @@ def test_a_trial_that_diverges_is_a_result_and_is_not_chosen(tmp_path, planned):
     append_result(tmp_path, trial)
     assert read_trials(tmp_path) == [trial]
     assert read_results(tmp_path) == []
+
+
+def test_a_trial_whose_network_answers_with_no_numbers_has_diverged_too(tmp_path, planned, monkeypatch):
+    run = next(iter(trials_of(planned(seeds=1), 1).values()))
+    folder = write_run(tmp_path, tmp_path, run)
+    real = executing.measure
+
+    def measure(run, components, *args):  # as after a step that was far too long
+        place = Path(run.config.out) / "last"
+        classifier = load(place).classifier
+        for weights in classifier.parameters():
+            weights.data *= 1e30
+        keep(components, classifier, place)
+        return real(run, components, *args)
+
+    monkeypatch.setattr(executing, "measure", measure)
+    execute(folder)
+    assert read_result(folder).metrics is None
 
 
 @pytest.mark.parametrize("damage", ["nonsense", "{}", json.dumps({**TRIAL.to_dict(), "number": -1})])

@@ -70,7 +70,7 @@ def test_the_curve_has_the_best_trial_of_each_length_with_the_peak_in_a_ring(stu
 def test_it_says_what_trials_differ_in_and_whose_best_lay_at_the_end_of_what_was_tried(study, trials):
     how, longest, shortest, highest = on_search(study, trials)
     assert "the best of up to 5 trials under each condition" in how
-    assert how.endswith("images: 0.27 to 2 times its epochs, 1 to 5 times its learning rate.")
+    assert "each condition (0.27 to 2 times its epochs, 1 to 5 times its learning rate), by the NLL" in how
     assert longest.endswith(f"so more may be better: DiDiCM, score ({EASY}, 60).")
     assert shortest.endswith(f"so less may be better: standard ({HARD}, 8).")
     assert highest.startswith("Best at the highest learning rate that was tried")
@@ -89,19 +89,20 @@ def test_a_search_of_one_trial_or_without_weight_decay_is_told_too(study, trials
 
 def test_draws_of_held_out_images_are_one_line_of_the_table_and_one_point_of_the_curve(study, trials):
     def moved(trial, repeat):
-        metrics = trial.metrics and {**trial.metrics, "cls/NLL": trial.nll + repeat}
+        metrics = trial.metrics and {**trial.metrics, "cls/NLL": trial.nll + repeat - 1}
         return replace(trial, repeat=repeat, key=f"{trial.key}-{repeat}", metrics=metrics)
 
-    drawn = [moved(trial, repeat) for trial in trials for repeat in (0, 1, 2)]
+    drawn = [moved(trial, repeat) for trial in trials for repeat in (1, 2, 3)]
     once, thrice = (search_table(found, [EASY, HARD]) for found in (trials, drawn))
     assert len(once.rows) == len(thrice.rows)
     assert [row[-1] for row in once.rows] == [row[-1] for row in thrice.rows]  # the same is chosen
-    assert f"({3 * trials[0].num_held_out} images)" in thrice.note
+    assert f"({trials[0].num_held_out} images)" in once.note
+    assert f"(3 draws of {trials[0].num_held_out} images)" in thrice.note
     line = length_curves(study, drawn, [EASY, HARD]).axes[0].lines[0]
     assert line.get_xydata().tolist() == [[8, 2.6], [15, 2.2], [30, 2.5]]
-    how, gain, *_ = on_search(replace(study, holdouts=3), drawn)
-    assert "held-out training images, drawn 3 times: " in how
-    assert gain.endswith("has an NLL 0.000 higher than what a single one chose.")
+    how, cost, *_ = on_search(replace(study, holdouts=3), drawn)
+    assert how.endswith("by the NLL of held-out training images, drawn 3 times.")
+    assert "would have been 0.000" in cost  # draws differ, but not in what is best
 
 
 def test_a_chosen_length_takes_the_place_of_the_caution_on_the_training_loss(study, trials, result, rows):
@@ -133,5 +134,5 @@ def test_the_report_has_table_curve_and_sentences_under_the_names_of_today(
     page = report.path.read_text()
     assert (report.tables[-1].title, report.tables[-1].groups) == ("Search", [0, 11])
     assert (tmp_path / "figures" / "lengths.svg").is_file()
-    for words in ("Over training length", "Search", "the best of the same 5", "the longest training"):
+    for words in ("Over training length", "Search", "are chosen from 5 trials", "the longest training"):
         assert words in page

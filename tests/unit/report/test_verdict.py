@@ -32,7 +32,7 @@ def test_it_says_who_wins(compared, says):
     assert posterior.startswith("As trained, DiDiCM's probabilities are better: NLL 0.5")
     assert "With a temperature for both, they are better: NLL 0.4" in posterior
     assert cost.startswith("The 8 network calls of DiDiCM cost 8.0 times")
-    assert "a single call, at 1.0 times, has NLL 0.5" in cost
+    assert "a single call, at 1.0 times, has NLL 0.508 as trained, 0.408 with a temperature" in cost
 
 
 def test_it_says_when_the_standard_classifier_wins_and_puts_its_number_first(compared, says):
@@ -60,6 +60,22 @@ def test_few_seeds_are_told_and_one_claims_nothing(compared, says):
     assert not [
         sentence for sentence in says(compared(0.9, 0.5, seeds=3)) if "seed:" in sentence or "Few" in sentence
     ]
+
+
+def test_few_test_images_and_those_that_cannot_be_read_are_told(result, rows, says):
+    def told(**changes):
+        runs = [
+            result(name, seed, 0.8, 0.5, **changes)
+            for name in ("standard", "DiDiCM, posterior")
+            for seed in (0, 1, 2)
+        ]
+        return [sentence for sentence in says(rows(runs)) if sentence.startswith(("Few test images", "Left out"))]
+
+    assert told() == []
+    assert told(num_test=12) == [
+        "Few test images: the intervals are over seeds, and say nothing of others than these 12."
+    ]
+    assert told(unreadable=2) == ["Left out, because they cannot be read: 2 images; didicm doctor names them."]
 
 
 def test_training_that_had_not_ended_is_told(result, rows, says):
