@@ -1,4 +1,4 @@
-"""One process at a time in a folder, and how a process is asked to stop and leaves without losing anything.
+"""One process at a time in a folder, how a process is asked to stop and leaves without loss, and its cores.
 
 The system frees a lock however its holder ends, and knows the holder by its open file, not by a number: containers
 with one host name are told apart. To stop, a terminal sends SIGINT, a scheduler SIGTERM, SLURM its warning as
@@ -26,6 +26,11 @@ LOCK = ".lock"
 _open: set[int] = set()
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # Windows lacks the last two
 STOPPING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: a scheduler or taskset may leave it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class HeldError(UserError):

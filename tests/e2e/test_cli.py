@@ -56,6 +56,7 @@ def test_every_command_explains_itself_and_names_an_unknown_option(capsys, fails
     for flag in ("--solvers", "--solvers=true"):
         assert "--classes must be at least 10" in fails("demo", flag, "--classes", "3")
     assert "did you mean --sampler.steps?" in fails("evaluate", "run", "--samplr.steps", "2")
+    assert "--model-args" not in fails("train", "--optimizer.learning-rate", "1")  # which takes any name
 
 
 def test_the_package_imports_without_pytorch():

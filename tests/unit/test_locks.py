@@ -130,3 +130,10 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path):
     with pytest.raises(UserError, match="cannot be written to"), held(folder):
         pass
     assert thesis.read_text() == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system that pins processes")
+def test_cores_are_those_that_a_process_may_use():
+    pinned = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
+    code = f"{pinned}; from didicm.processes import usable_cores; print(usable_cores())"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "1\n"

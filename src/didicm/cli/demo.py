@@ -4,7 +4,6 @@ With `--solvers`, without training: every solver should recover a known posterio
 then a noisy one, as a trained network would give it.
 """
 
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,12 @@ from didicm.experiments.run import run_study
 from didicm.experiments.spec import Condition
 from didicm.experiments.study_file import compare_study
 from didicm.files import SOFTWARE, check_replaceable, is_our_picture, write_files
+from didicm.processes import usable_cores
 from didicm.progress import ProgressDisplay
 from didicm.report.html import write_report
 from didicm.report.images import Traced, draw_trajectory
 from didicm.report.style import looks
-from didicm.text import SafeConsole, quoted
+from didicm.text import SafeConsole, count, quoted
 from didicm.values import Few, Natural, Range, field_types
 
 # Chosen by measurement on 2 cores. The epochs are many, as in the paper: few images are seen over and over.
@@ -88,10 +88,11 @@ def main(argv: list[str]) -> int:
     trainings = len(LEVELS) * len(METHODS) * options.seeds
     console.print(
         f"Small images of clothes, at {len(LEVELS)} levels of uncertainty: fewer pixels, fewer training images.\n"
-        f"{trainings} trainings, on {os.cpu_count()} cores; Ctrl-C stops; run the same command again to resume.\n"
+        f"{trainings} trainings, on {count(usable_cores(), 'core')}; Ctrl-C stops; run the same command again to "
+        "resume.\n"
     )
     command = f"didicm demo --out {quoted(options.out)} --seeds {options.seeds}"
-    jobs = min(os.cpu_count() or 1, 4)
+    jobs = min(usable_cores(), 4)
     run_study(study, options.out, data="fashion-mini", jobs=jobs, command=command, console=console)
     show_report(write_report(options.out), console, tables=1)
     console.print(NEXT)

@@ -75,7 +75,8 @@ def read_flags(argv: Sequence[str], kinds: Mapping[str, Any], command: str) -> t
         setting = next((kind for kind in kinds if name == kind or name.startswith(f"{kind}.")), "")
         if not setting or (setting != name and not is_mapping(kinds[setting])):
             known = [f"--{_dashed(kind)}" for kind in kinds]
-            if rest_of_name := flag.partition(".")[2]:  # of a free mapping, any
+            section, _, rest_of_name = flag.partition(".")
+            if rest_of_name and not any(x.startswith(f"--{section}.") for x in known):  # of a free mapping, any
                 known += [f"--{_dashed(kind)}.{rest_of_name}" for kind in kinds if is_mapping(kinds[kind])]
             raise UserError(f"didicm {command} has no option --{flag}: {did_you_mean(f'--{flag}', known)}")
         if kinds[setting] is bool and not equals:

@@ -1,7 +1,6 @@
 """Options and words that several commands share."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from rich.table import Column
 from didicm.errors import UserError
 from didicm.inference.onnx import SUFFIX, OnnxPredictor
 from didicm.inference.prediction import BasePredictor
+from didicm.processes import usable_cores
 from didicm.progress import ProgressDisplay
 from didicm.text import quoted
 from didicm.values import Count, Pixels, Range, Workers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they need PyTorch, and exported models do without
     from didicm.data import Corruptions
     from didicm.evaluation.stored import StoredModel
 
-WORKERS = min(4, os.cpu_count() or 1)
+WORKERS = min(4, usable_cores())
 
 
 @dataclass(frozen=True)

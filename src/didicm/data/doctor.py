@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from os import cpu_count
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from didicm.data.randomness import keys, preserved
 from didicm.data.sources import Data, shared_groups
 from didicm.data.transforms import TrainTransform, to_tensor
 from didicm.files import SOFTWARE, write_files
+from didicm.processes import usable_cores
 from didicm.text import count
 
 # Images, in the widest sense, of kinds that we do not open.
@@ -150,7 +150,7 @@ def examine(data: Data, track: Track = lambda looks, split, count: looks) -> Fin
     """Decode every image and report what was found; `track` may show progress through a split, given its size."""
     splits = {"train": data.train} | ({"val": data.val} if data.val is not None else {})
     # Threads are enough: decoding releases Python's lock.
-    with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
         looks = {
             split: list(track(pool.map(partial(_look_at, images), range(len(images))), split, len(images)))
             for split, images in splits.items()

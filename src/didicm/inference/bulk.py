@@ -5,7 +5,6 @@ the last of its images is done; a part that is there is never predicted again. `
 hundred images what all of this would take.
 """
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from didicm.inference.onnx import SUFFIX, OnnxPredictor
 from didicm.inference.parts import Parts, written_down
 from didicm.inference.prediction import Answers, BasePredictor, Batch, Work, decode
 from didicm.inference.rows import Format, Outliers, Rows, RowWriter, join_rows, make_rows
+from didicm.processes import usable_cores
 from didicm.values import plain
 
 Engine: TypeAlias = Literal["local", "ray"]
@@ -237,6 +237,6 @@ def estimate_bulk(
         decoding=decoding / timed,
         network=network / timed,
         row=written / len(sample),
-        cores=(os.cpu_count() or 1) if predictor.on_cpu else 0,
+        cores=usable_cores() if predictor.on_cpu else 0,
         part_size=settings.part_size,
     )

@@ -6,7 +6,6 @@ Here too are the images that the page offers.
 import asyncio
 import io
 import logging
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from didicm.errors import UserError
 from didicm.evaluation.label_sets import Floats
 from didicm.inference.adjust import Adjustment, claim, kept_rule, make_adjustment
 from didicm.inference.prediction import BasePredictor, Prediction, entropy
+from didicm.processes import usable_cores
 from didicm.serving.batching import Batcher, Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import Limits, RefusalError
@@ -71,7 +71,7 @@ class Service:
         }
         self.name, *others = self.models
         self.baseline = others[0] if others else None
-        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="decode")
+        self._threads = ThreadPoolExecutor(min(4, usable_cores()), thread_name_prefix="decode")
         self._fetching = asyncio.Semaphore(FETCHED)
 
     def start(self) -> None:
