@@ -168,7 +168,7 @@ def _check_enough(
     labels: npt.NDArray[np.int64], names: Sequence[str], alpha: float, per_class: bool, data: str
 ) -> list[str]:
     """Refuse too few images to fit on; say which classes have none."""
-    conformal_rank(len(labels), alpha, " to fit on, beside others that check the fit,")
+    conformal_rank(len(labels), alpha, " to fit on, and others to check")
     counts = np.bincount(labels, minlength=len(names))
     if per_class:
         fewest = int(counts.argmin())

@@ -35,9 +35,12 @@ def test_too_few_images_are_refused_before_the_work(model, images, tmp_path, mak
     for asked, says in (
         (
             {"data": few},
-            "alpha 0.1 need at least 9 held-out images to fit on, beside others that check the fit, got 7: give more images or a larger alpha",
+            "alpha 0.1 need at least 9 held-out images to fit on, and others to check, got 7: give more",
         ),
-        ({"data": images, "alpha": 0.01}, "need at least 99 held-out images to fit on, beside others that check the fit, got 30"),
+        (
+            {"data": images, "alpha": 0.01},
+            "need at least 99 held-out images to fit on, and others to check, got 30",
+        ),
         (
             {"data": images, "alpha": 0.05, "per_class": True},
             "at least 19 held-out images of every class, such as ant,",
