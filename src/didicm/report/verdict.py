@@ -157,11 +157,13 @@ def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
 def _on_failures(rows: Rows) -> list[str]:
     """Which trainings learnt nothing: a mean over seeds would hide that they are of another kind."""
     failed: dict[str, list[bool]] = {}
-    for row in rows:
+    for row in (
+        row for entry in rows.entries() for row in rows.select(entry)
+    ):  # one call may know what steps do not
         accuracy, entropy = row.value(TOP1), row.value(ENTROPY)
-        if row.main and accuracy is not None and entropy is not None:
+        if accuracy is not None and entropy is not None:
             K = row.run.num_classes  # smoothed labels can leave an accurate classifier nearly as flat
-            failed.setdefault(str(row.method), []).append(entropy > UNIFORM * math.log(K) and accuracy < 2 / K)
+            failed.setdefault(str(row.entry), []).append(entropy > UNIFORM * math.log(K) and accuracy < 2 / K)
     told = [f"{name} ({sum(found)} of {len(found)} trainings)" for name, found in failed.items() if any(found)]
     return [f"Never left the uniform answer: {', '.join(told)}."] if told else []
 

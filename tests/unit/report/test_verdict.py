@@ -101,7 +101,16 @@ def test_trainings_that_learnt_nothing_are_told(result, rows, says):
     results = [measured("standard", seed, 0.6, 2.29) for seed in range(3)]
     assert not any("uniform" in sentence for sentence in says(rows(results)))
     results += [measured("DiDiCM, score", seed, 0.1 if seed == 2 else 0.7, 2.3026 - seed % 2) for seed in range(3)]
-    assert "Never left the uniform answer: DiDiCM, score (1 of 3 trainings)." in says(rows(results))
+    assert "Never left the uniform answer: DiDiCM, score, 1 call (1 of 3 trainings)." in says(rows(results))
+
+
+def test_so_are_those_that_answer_in_one_call_but_not_in_steps(result, rows, says):
+    lost = result("DiDiCM, score", 0, 0.7, 1.0, calls=8)
+    steps, single = lost.measurements
+    steps = replace(steps, metrics={**steps.metrics, "cls/Acc": 0.1, "cls/Entropy": 2.3026})
+    single = replace(single, metrics={**single.metrics, "cls/Entropy": 1.0})
+    runs = [result("standard", 0, 0.6, 1.0), replace(lost, measurements=(single, steps))]
+    assert "Never left the uniform answer: DiDiCM, score, 8 steps (1 of 1 trainings)." in says(rows(runs))
 
 
 def test_it_is_against_the_better_standard_classifier(compared, result, says):
