@@ -66,6 +66,7 @@ ORDER = (
     "times",
     "mask",
     "mask-strong",
+    "parameterization",
     "borders",
     "borders-strong",
     "holdouts",

@@ -38,6 +38,7 @@ GIVEN = (
     "borders-strong-cpu",
     "strong-breadth-cpu",
     "holdouts-cpu",
+    "parameterization-cpu",
 )  # on images that do not ship
 SMALL = {
     "name": "mine",
