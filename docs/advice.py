@@ -152,6 +152,7 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
     yield from _on_prices(priced)
     yield from _on_training([folders[0].with_name(f"{name}-cpu") for name in ("training-short", "training")])
     yield from _on_mask(*(folders[0].with_name(f"{name}-cpu") for name in ("mask", "mask-strong")))
+    yield from _on_parameterization(folders[0].with_name("parameterization-cpu"))
     yield OWN_IMAGES
     for title, compared in found.items():
         yield from _write_compared(title, compared) if compared else ()
@@ -582,6 +583,27 @@ def _on_mask(folder: Path, strong: Path) -> Iterator[str]:
             f"{'; '.join(told)} ([study](#{_anchor(stored[0].study.title)}))."
         )
     yield text
+
+
+def _on_parameterization(folder: Path) -> Iterator[str]:
+    """What a network with ResNet blocks should predict: whether its steps work, and how good one call is."""
+    if (stored := read_study(folder)) is None:
+        return
+    told = []
+    for name in ("score", "posterior"):
+        rows = Rows(row for row in stored[1] if row.method.variant == name)
+        single, steps = (
+            {r.place: r for r in rows if (r.entry.sampler == ONE_CALL) == one} for one in (True, False)
+        )
+        failed = sum(steps[place].value(TOP1) < single[place].value(TOP1) / 2 for place in steps)
+        values = [Rows(single.values()).estimate(metric).mean for metric in (TOP1, SCALED_NLL)]
+        one_call = f"{TOP1.text(values[0])} % and a temperature-scaled NLL of {values[1]:.3f}"
+        told.append(f"with `{name}`, {failed} of {len(steps)}, where one call has {one_call}")
+    yield (
+        "- **What a network with ResNet blocks predicts** decides whether its steps work. They are right less "
+        f"than half as often as one call in some trainings: {'; '.join(told)} ([study]"
+        f"(#{_anchor(stored[0].study.title)}), {len(stored[1].conditions())} conditions)."
+    )
 
 
 def _write_augmented(found: dict[str, Means]) -> Iterator[str]:
