@@ -40,6 +40,7 @@ _MARKS = {1: " +", 0: "", -1: " -"}
 TUNED = (
     "fair-cpu",
     "borders-cpu",
+    "holdouts-cpu",
     "strong-cpu",
     "borders-strong-cpu",
     "breadth-cpu",
@@ -64,6 +65,7 @@ DATA = {
 STRONGLY, BORDER = ", strong augmentation", ", border repeated"
 BORDERS = {"borders-cpu": BORDER, "borders-strong-cpu": STRONGLY + BORDER}
 BROADER = {"strong-breadth-cpu": STRONGLY + BORDER}
+AGAIN = {"borders-cpu": "holdouts-cpu"}  # a study whose conditions another one searched with more held-out images
 BLACK = "black"  # how their variants end that show it, as all other studies do
 AUGMENTATIONS = {  # studies of the same conditions
     "crops and flips": ("fair-cpu", "labels-cpu"),
@@ -119,11 +121,12 @@ class Compared:
 
 def write_advice(folders: list[Path]) -> Iterator[str]:
     """What a practitioner can act on: DiDiCM and the best standard classifier, with one and with several views."""
-    stored = [study for folder in folders if (study := read_study(folder))]
-    studies = [
-        (DATA[plan.data] + augmentation(plan.study.name), Rows(r for r in rows if not _shows_black(r.method)))
-        for plan, rows in stored
-    ]
+    stored = {folder.name: study for folder in folders if (study := read_study(folder))}
+    studies = []
+    for name, (plan, rows) in stored.items():
+        again = stored[AGAIN[name]][1].conditions() if AGAIN.get(name) in stored else []
+        kept = Rows(r for r in rows if not _shows_black(r.method) and r.run.condition not in again)
+        studies.append((DATA[plan.data] + augmentation(name), kept))
     if not studies:
         return
     titles = ("One view of each image", "Several augmented views of each image")
@@ -144,7 +147,7 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
     yield from _conclude(once)
     yield from _on_backbones(folders[0].with_name("finetune-cpu"))
     yield from _on_calibration(once, often)
-    yield from _on_tuning(folders)
+    yield from _on_tuning([folder for folder in folders if folder.name not in AGAIN.values()])
     yield from _on_rates([folders[0].with_name(name) for name in SEARCHED])
     yield from _on_holdouts(*(folders[0].with_name(f"{name}-cpu") for name in ("borders", "holdouts")))
     yield from _on_confidence([rows for _, rows in studies])
@@ -163,7 +166,9 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
 
 def augmentation(study: str) -> str:
     """What tells a study's augmentation from crops and flips that show black, under all its conditions."""
-    return {**BORDERS, **BROADER}.get(study, STRONGLY if study in AUGMENTATIONS["strong augmentation"] else "")
+    return {**BORDERS, **BROADER, "holdouts-cpu": BORDER}.get(
+        study, STRONGLY if study in AUGMENTATIONS["strong augmentation"] else ""
+    )
 
 
 def _shows_black(method: Method) -> bool:
