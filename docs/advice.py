@@ -29,8 +29,9 @@ repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
 OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it,
   with crops and flips for all methods; add `--recipe few` for strong augmentation, which takes several times as
-  long. DiDiCM as compared here is `didicm train --recipe few`; with crops and flips alone, add
-  `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
+  long. DiDiCM as compared here is `didicm train --recipe few --model-args.parameterization score`; with crops and
+  flips alone, add `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`. The recipe itself
+  predicts the posterior, so that its steps work as well as its one call.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that all tuned studies have
 BRIER = Metric("cls/Brier")

@@ -33,7 +33,7 @@ METHODS = {
             "model_args.layout": "resnet",
             "model_args.parameterization": "score",
             "model_args.noise_embedding": "log",
-            "mask": 0.5,  # with crops and flips (study fair-cpu); with mixed images as many as the recipe masks
+            "mask": 0.5,  # with crops and flips (study fair-cpu); for mixed images see `compare_study`
             "draws_per_image": 1,
             "label_proposal": 0.5,
             "sampler.method": "readout",
@@ -76,8 +76,9 @@ def compare_study(
             chosen["didicm-score"] = chosen.pop("didicm-score")
     compared = {name: METHODS[name] for name in chosen}
     if "didicm-few" in compared and (config.augment.mixup or config.augment.cutmix):
-        few = compared["didicm-few"]
-        compared["didicm-few"] = replace(few, settings={**few.settings, "mask": load_recipe("few").mask})
+        few, own = compared["didicm-few"], load_recipe("few")
+        changed = {"mask": own.mask, "model_args.parameterization": own.model_args["parameterization"]}
+        compared["didicm-few"] = replace(few, settings={**few.settings, **changed})
     conditions = product(resolutions or (None,), fractions, corruptions, label_noises)
     return Study(
         name="comparison",

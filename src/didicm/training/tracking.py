@@ -113,7 +113,9 @@ class Tracker:
         self._named.update(new)
 
     def write(self, step: int, numbers: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl, and tell the other writers."""
+        """Append a line to metrics.jsonl, and tell the other writers; only the first process does."""
+        if self._silent:
+            return
         with writing(self._folder / METRICS):
             self._file.write(json.dumps({"step": step, **numbers}) + "\n")
         for write in self._writers:

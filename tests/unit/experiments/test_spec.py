@@ -347,7 +347,7 @@ def test_conditions_may_differ_in_their_table_of_labels(tiny):
 
 def test_recipe_few_is_what_its_study_recommends():
     """But for what that study varies, its images, and the sampler that it compares with others."""
-    run = next(r for r in load_study("borders-strong-cpu").runs("data", 1) if r.method.variant == "ResNet blocks")
+    run = next(r for r in load_study("parameterization-cpu").runs("data", 1) if r.method.variant == "posterior")
     recipe = flatten(load_recipe("few"))
     own = {
         "data",
@@ -367,10 +367,18 @@ def test_recipe_few_is_what_its_study_recommends():
 def test_the_method_few_of_a_comparison_is_the_recipe_of_that_name(recipe):
     """Under recipe few to the letter; under another in all but its length, batches, images and augmentation.
 
-    How many labels to mask goes with the augmentation.
+    How many labels to mask, and what to predict, goes with the augmentation.
     """
     run = compare_study(methods=["didicm-few"], recipe=recipe).runs("fashion-mini", 1)[0]
     few = override(load_recipe("few"), {"data": "fashion-mini"})
     differ = {name for name, value in flatten(run.config).items() if flatten(few)[name] != value}
-    shared = {"epochs", "batch_size", "mask", "augment.auto_augment", "augment.mixup", "augment.cutmix"}
+    shared = {
+        "epochs",
+        "batch_size",
+        "mask",
+        "model_args",
+        "augment.auto_augment",
+        "augment.mixup",
+        "augment.cutmix",
+    }
     assert differ <= {"run.validate_epochs", *(shared if recipe == "small" else ())}

@@ -51,6 +51,7 @@ def test_other_processes_are_silent_and_write_nothing(tmp_path):
     with Tracker(tmp_path, RunConfig(log_seconds=0), 3, 0, console, silent=True) as tracker:
         tracker.step(1, 1, 100, NUMBERS)
         tracker.validation(1, 1, METRICS)
+        tracker.write(1, {"unreadable_images": 1})
     assert console.export_text() == ""
     assert list(tmp_path.iterdir()) == []
 
