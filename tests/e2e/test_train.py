@@ -228,8 +228,9 @@ def test_two_processes_with_shares_of_the_weights_end_where_one_does(
     states = [load_state(run) for run in (one, two)]
     assert states[1][0].finished
     assert_same(states[0][1]["model"], states[1][1]["model"], atol=1e-5)
-    first, second = metrics_of(one)[-1], metrics_of(two)[-1]
+    (*_, first, first_left), (*_, second, second_left) = metrics_of(one), metrics_of(two)
     assert second["val/cls/NLL"] == pytest.approx(first["val/cls/NLL"], abs=1e-4)
+    assert first_left["unreadable_images"] == second_left["unreadable_images"] == 1  # the other is held out
 
 
 def write_images(folder, classes=("cat", "köter", "鳥"), count=6, size=(40, 30)):
