@@ -5,7 +5,7 @@ import pytest
 from didicm.experiments.spec import Condition, published_tables
 from didicm.experiments.study_file import make_study
 from didicm.report.panels import column_name, our_panel, published_panel
-from didicm.report.records import TOP1, TOP5, rows_of
+from didicm.report.records import TOP1, TOP5, Rows, rows_of
 from didicm.report.tables import panel_table
 
 UNCERTAINTY = {
@@ -150,6 +150,6 @@ def test_solvers_stand_over_their_steps(study, result, says):
 def test_without_a_baseline_the_verdict_is_a_ranking(study, result, says):
     two = study(methods=[{"name": "a"}, {"name": "b"}])
     results = [result("a", 0, 0.5, 1.0, calls=2), result("b", 0, 0.6, 1.2, calls=2)]
-    told = says([row for row in rows_of(results, two) if row.main], two)
+    told = says(Rows(row for row in rows_of(results, two) if row.main), two)
     assert told[0] == "By mean top-1, best first: b 60.0, a 50.0; the table shows how far seeds differ."
     assert told[1].startswith("By mean NLL, best first: a")
