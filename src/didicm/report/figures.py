@@ -179,7 +179,7 @@ def _curves(rows: Rows, metric: Metric) -> Curves:
 
 
 def length_curves(study: Study, trials: Sequence[Trial], conditions: Sequence[Condition]) -> Figure:
-    """Held-out NLL over the epochs, by the best trial of each length; the peak, which is chosen, in a ring."""
+    """Held-out NLL over the epochs, by the best trial of each length; what was chosen in a ring."""
     trials = combine(trials)
     best = choose(trials)
     palette = looks((str(method), method.baseline) for method in study.methods)

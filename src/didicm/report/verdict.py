@@ -157,9 +157,8 @@ def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
 def _on_failures(rows: Rows) -> list[str]:
     """Which trainings learnt nothing: a mean over seeds would hide that they are of another kind."""
     failed: dict[str, list[bool]] = {}
-    for row in (
-        row for entry in rows.entries() for row in rows.select(entry)
-    ):  # one call may know what steps do not
+    entries = set(rows.entries())  # one call may know what steps do not
+    for row in (row for row in rows if row.entry in entries):
         accuracy, entropy = row.value(TOP1), row.value(ENTROPY)
         if accuracy is not None and entropy is not None:
             K = row.run.num_classes  # smoothed labels can leave an accurate classifier nearly as flat
