@@ -14,7 +14,18 @@ from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Metric, Rows, ro
 from didicm.report.tables import NORMALIZED_AURC
 from didicm.text import count
 
-ADVICE = """## Which method to use
+SHORT = """## Which method to use
+
+Take what is in bold; of *either*, the standard classifier is the simpler one. The numbers count the conditions of the
+studies below under which DiDiCM is ahead, level or behind beyond noise, by temperature-scaled NLL, and where that is
+level by top-1. Its answer costs {ratio:.1f} times as many multiply-adds.
+"""
+ADVICE = """
+With few images, strong augmentation (RandAugment, Mixup, CutMix) is worth more than the choice of method, if it leaves
+an image in its class: `didicm train --recipe few`, with `--method standard` for a standard classifier. On your own images,
+`didicm compare --data photos --tune 8 --recipe few --out runs/compare` answers it.
+
+### What this rests on
 
 The lists of who is ahead, and the tables, come from the studies in which each method's length of training was
 chosen on held-out images, in some also its learning rate and weight decay. Lines that rest on another study name
@@ -29,9 +40,9 @@ repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
 OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it,
   with crops and flips for all methods; add `--recipe few` for strong augmentation, which takes several times as
-  long. DiDiCM as compared here is `didicm train --recipe few --model-args.parameterization score`; with crops and
-  flips alone, add `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`. The recipe itself
-  predicts the posterior, so that its steps work as well as its one call.
+  long. DiDiCM as compared here is `didicm train --recipe few`, which predicts the posterior, so that its steps work as
+  well as its one call; all but the latest studies predict scores (`--model-args.parameterization score`). With crops
+  and flips alone, add `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that all tuned studies have
 BRIER = Metric("cls/Brier")
@@ -46,7 +57,9 @@ TUNED = (
     "borders-strong-cpu",
     "breadth-cpu",
     "strong-breadth-cpu",
+    "strong-many-cpu",
     "classes-cpu",
+    "strong-classes-cpu",
     "labels-cpu",
     "strong-labels-cpu",
     "noise-cpu",
@@ -63,9 +76,12 @@ DATA = {
     "hf://tiny100": "100 classes of Tiny-ImageNet",
     "fashion-mini": "Fashion-MNIST",
 }
+AUGMENTED = {"With crops and flips": False, "With strong augmentation": True}  # whether it is strong
+FEW, MANY = 50, 1000  # images per class
 STRONGLY, BORDER = ", strong augmentation", ", border repeated"
 BORDERS = {"borders-cpu": BORDER, "borders-strong-cpu": STRONGLY + BORDER}
 BROADER = {"strong-breadth-cpu": STRONGLY + BORDER}
+LENGTH_ALONE = dict.fromkeys(("strong-many-cpu", "strong-classes-cpu"), STRONGLY + BORDER)
 AGAIN = {"borders-cpu": "holdouts-cpu"}  # a study whose conditions another one searched with more held-out images
 BLACK = "black"  # how their variants end that show it, as all other studies do
 AUGMENTATIONS = {  # studies of the same conditions
@@ -109,6 +125,7 @@ class Compared:
     """An answer of DiDiCM under one condition beside the best standard classifier, metric by metric."""
 
     condition: str  # with the name of the data
+    images: float  # per class
     entry: Entry
     best: Entry  # of the standard classifiers, by temperature-scaled NLL
     variants: int  # how many of them there are
@@ -142,6 +159,8 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
     }
     augmented = _augmented({folder.name: rows for folder, (_, rows) in zip(folders, studies, strict=True)})
     once, often = found.values()
+    yield SHORT.format(ratio=max(x.inference for x in once if x.entry.sampler == ONE_CALL))
+    yield from _in_short(once)
     yield ADVICE
     yield from _on_augmentation(augmented, folders[0].with_name("main-cpu"))
     yield from _on_borders([folders[0].with_name(name) for name in BORDERS])
@@ -167,7 +186,7 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
 
 def augmentation(study: str) -> str:
     """What tells a study's augmentation from crops and flips that show black, under all its conditions."""
-    return {**BORDERS, **BROADER, "holdouts-cpu": BORDER}.get(
+    return {**BORDERS, **BROADER, **LENGTH_ALONE, "holdouts-cpu": BORDER}.get(
         study, STRONGLY if study in AUGMENTATIONS["strong augmentation"] else ""
     )
 
@@ -182,9 +201,43 @@ def _condition(condition: Condition) -> str:
     return str(condition).replace(condition.noise, PEOPLE.get(condition.noise, condition.noise))
 
 
+def _in_short(once: list[Compared]) -> Iterator[str]:
+    """The same as a table of four columns: what to use, and how often each is ahead."""
+    columns = {
+        "up to 50 images per class": lambda x: x.images <= FEW and not _has_wrong_labels(x),
+        "100 to 250": lambda x: FEW < x.images < MANY and not _has_wrong_labels(x),
+        "2,000": lambda x: x.images >= MANY and not _has_wrong_labels(x),
+        "wrong labels": _has_wrong_labels,
+    }
+    yield f"| | {' | '.join(columns)} |"
+    yield "|---|" + "---|" * len(columns)
+    for title, strong in AUGMENTED.items():
+        asked = [x for x in once if x.entry.sampler == ONE_CALL and (STRONGLY in x.condition) == strong]
+        cells = [_choice([_ahead(x) for x in asked if belongs(x)]) for belongs in columns.values()]
+        yield f"| {title.lower()} | {' | '.join(cells)} |"
+
+
+def _choice(ahead: list[int]) -> str:
+    """What to use where DiDiCM is ahead (1), level (0) or behind (-1) under so many conditions."""
+    if not ahead:
+        return "not measured"
+    better, level, worse = (ahead.count(sign) for sign in (1, 0, -1))
+    if 2 * better >= len(ahead) and not worse:
+        use = "DiDiCM"
+    elif 2 * worse >= len(ahead) and not better:
+        use = "standard"
+    else:
+        use = "compare both" if better and worse else "either"
+    return f"**{use}**: ahead {better}, level {level}, behind {worse}"
+
+
+def _ahead(x: Compared) -> int:
+    return x.values[SCALED_NLL][2] or x.values[TOP1][2]
+
+
 def _conclude(once: list[Compared]) -> Iterator[str]:
     """Which method is ahead when, with one call for an answer: it follows from the marks alone."""
-    for title, strong in (("With crops and flips", False), ("With strong augmentation", True)):
+    for title, strong in AUGMENTED.items():
         told: dict[int, list[str]] = {1: [], -1: [], 0: []}
         for x in once:
             if x.entry.sampler != ONE_CALL or (STRONGLY in x.condition) != strong:
@@ -195,8 +248,7 @@ def _conclude(once: list[Compared]) -> Iterator[str]:
             }
             why = "; ".join(f"{word} {', '.join(names)}" for word, names in marked.items() if names)
             condition = x.condition.replace(STRONGLY, "")
-            ahead = x.values[SCALED_NLL][2] or x.values[TOP1][2]
-            told[ahead].append(f"        - {condition}{f': DiDiCM is {why}' if why else ''}")
+            told[_ahead(x)].append(f"        - {condition}{f': DiDiCM is {why}' if why else ''}")
         names = {1: "DiDiCM is ahead", -1: "the standard classifier is ahead", 0: "neither is ahead beyond noise"}
         yield f"- **{title}**, by temperature-scaled NLL, and where that is level by top-1,"
         for ahead, conditions in told.items():
@@ -417,6 +469,7 @@ def compare(data: str, rows: Rows) -> Iterator[Compared]:
             nll, scaled = (here.select(best).estimate(m).mean for m in (NLL, SCALED_NLL))
             yield Compared(
                 where,
+                condition.fraction,
                 ours,
                 best,
                 len({str(e.method) for e in theirs}),

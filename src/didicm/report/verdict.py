@@ -18,6 +18,7 @@ KEPT_UNLESS = (
     "difference: a few held-out images choose by chance."
 )
 FEW_TEST_IMAGES = 200  # whose accuracy is known to some seven points
+FEW_HELD_OUT = 200  # with 40 and 100 a single draw chose poorer lengths than several (study holdouts-cpu)
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
@@ -212,6 +213,12 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
     ]
     if len(spans) > ("epochs" in spans) and any(trial.losses for trial in trials):
         says[0] += f" {KEPT_UNLESS}"
+    held_out = min(trial.num_held_out for trial in trials)
+    if study.tune > 1 and study.holdouts == 1 and held_out < FEW_HELD_OUT:
+        says.append(
+            f"Trials were judged by as few as {count(held_out, 'held-out image')}, so which is best is in part "
+            "chance: --holdouts 5 judges each by five draws."
+        )
     if cost is not None:
         says.append(
             f"Had a single draw chosen the length, the NLL of another would have been {abs(cost):.3f} "

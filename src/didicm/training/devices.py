@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.settings import RunConfig
 
+AVX512_FLOATS = 16  # places of the widest vector registers
+
 
 def make_fabric(config: RunConfig) -> Fabric:
     """Describe where the run is carried out; processes that torchrun started know it better than the settings."""
@@ -91,14 +93,30 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 def prepare_network(network: nn.Module, config: RunConfig, fabric: Fabric) -> nn.Module:
-    """Put channels last in memory, where GPUs and CPUs are faster; join batch statistics if the run wants it.
+    """Lay weights out as images will be; join batch statistics if the run wants it.
 
     Else those saved are the first process's: DDP hands them to the others before every step.
     """
     if config.sync_batch_norm and fabric.world_size > 1:
         network = convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
     # FSDP divides contiguous weights only.
-    return network if is_sharded(config) else network.to(memory_format=torch.channels_last)
+    return network if is_sharded(config) else network.to(memory_format=image_layout(network, fabric.device))
+
+
+def image_layout(network: nn.Module, device: torch.device) -> torch.memory_format:
+    """How images lie in memory in training: channels last, which is faster, unless that would break the training.
+
+    On CPUs, oneDNN's gradient of a strided 1 x 1 convolution writes past its memory if images have channels last
+    and fewer of them than a vector register has places: uxlfoundation/oneDNN#6035.
+    """
+    breaking = device.type == "cpu" and any(map(_overruns, network.modules()))
+    return torch.contiguous_format if breaking else torch.channels_last
+
+
+def _overruns(layer: nn.Module) -> bool:
+    if not isinstance(layer, nn.Conv2d) or layer.in_channels // layer.groups >= AVX512_FLOATS:
+        return False
+    return layer.kernel_size == (1, 1) and layer.stride != (1, 1)
 
 
 def share_statistics(network: nn.Module, fabric: Fabric) -> None:

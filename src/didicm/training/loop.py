@@ -33,6 +33,7 @@ from didicm.training.devices import (
     fixed_statistics,
     gather_rows,
     gather_texts,
+    image_layout,
     make_fabric,
     seed_device,
     share_statistics,
@@ -146,6 +147,7 @@ def _train(
 
     steps = Steps(state, optimizer, fabric)
     recomputing = partial(fixed_statistics, classifier.model) if config.run.grad_checkpointing else nullcontext
+    layout = image_layout(classifier.model, fabric.device)
     silent, saved = not fabric.is_global_zero, time.monotonic()
     read = True  # whether the host looks at a step's numbers, which waits for a GPU
     with (
@@ -164,7 +166,7 @@ def _train(
                 losses = []
                 for part in range(config.accumulate):
                     number = progress.step * config.accumulate + part
-                    batch = _batch(*next(batches), number, config, run, mixer, fabric)
+                    batch = _batch(*next(batches), number, config, run, mixer, layout, fabric)
                     with fabric.no_backward_sync(module, enabled=part < config.accumulate - 1):
                         part_loss = module(*batch) / config.accumulate
                         with recomputing():
@@ -244,6 +246,7 @@ def _batch(
     config: TrainConfig,
     run: RunComponents,
     mixer: Mixer,
+    layout: torch.memory_format,
     fabric: Fabric,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Image, target, random numbers and weights of one part of a step, as functions of the seed and its number."""
@@ -259,7 +262,7 @@ def _batch(
             target = run.teacher.posterior(image, **config.teacher_sampler).probs
     weight = None if run.class_weight is None else Loss.bits(target @ run.class_weight)
     if image.ndim == 4:  # stored features have no such layout
-        image = image.to(memory_format=torch.channels_last)
+        image = image.to(memory_format=layout)
     return image, Loss.bits(target), Loss.bits(u), weight
 
 

@@ -37,6 +37,8 @@ GIVEN = (
     "borders-cpu",
     "borders-strong-cpu",
     "strong-breadth-cpu",
+    "strong-many-cpu",
+    "strong-classes-cpu",
     "holdouts-cpu",
     "parameterization-cpu",
 )  # on images that do not ship

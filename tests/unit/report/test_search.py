@@ -68,7 +68,10 @@ def test_the_curve_has_the_best_trial_of_each_length_with_the_peak_in_a_ring(stu
 
 
 def test_it_says_what_trials_differ_in_and_whose_best_lay_at_the_end_of_what_was_tried(study, trials):
-    how, longest, shortest, highest = on_search(study, trials)
+    how, chance, longest, shortest, highest = on_search(study, trials)
+    assert "as few as 10 held-out images" in chance
+    assert "--holdouts 5" in chance
+    assert chance not in on_search(study, [replace(trial, num_held_out=500) for trial in trials])
     assert "the best of up to 5 trials under each condition" in how
     assert "each condition (0.27 to 2 times its epochs, 1 to 5 times its learning rate), by the NLL" in how
     assert longest.endswith(f"so more may be better: DiDiCM, score ({EASY}, 60).")

@@ -15,6 +15,7 @@ from didicm.settings import RunConfig
 from didicm.training.devices import (
     agree,
     gather_texts,
+    image_layout,
     make_fabric,
     prepare_network,
     seed_device,
@@ -76,19 +77,36 @@ def test_cudnn_times_its_convolutions_on_gpus_unless_results_must_not_depend_on_
 
 
 @pytest.mark.parametrize("method", ["diffusion", "standard"])
-def test_weights_and_batches_are_channels_last(method, train, monkeypatch):
+@pytest.mark.parametrize(("width", "last"), [(0.25, True), (0.125, False)])
+def test_weights_and_batches_are_channels_last_where_that_is_safe(width, last, method, train, monkeypatch):
     seen, forward = [], torch.nn.Conv2d.forward
 
     def look(self, image):
-        if self.training and image.shape[1] > 1 and image.shape[2] > 1:  # else all layouts are one
-            seen.append(image.is_contiguous(memory_format=torch.channels_last))
-            seen.append(self.weight.is_contiguous(memory_format=torch.channels_last))
+        for x in (image, self.weight) if self.training else ():
+            if x.shape[1] > 1 and x.shape[2] > 1:  # else all layouts are one
+                seen.append(x.is_contiguous(memory_format=torch.channels_last))
         return forward(self, image)
 
     monkeypatch.setattr(torch.nn.Conv2d, "forward", look)
-    train("run", method=method)
+    train("run", method=method, model_args__width=width)
     assert len(seen) > 20
-    assert all(seen)
+    assert set(seen) == {last}
+
+
+@pytest.mark.parametrize(
+    ("layer", "device", "last"),
+    [
+        (torch.nn.Conv2d(8, 16, 1, 2), "cpu", False),
+        (torch.nn.Conv2d(16, 32, 1, 2), "cpu", True),
+        (torch.nn.Conv2d(8, 16, 1, 1), "cpu", True),
+        (torch.nn.Conv2d(8, 16, 3, 2), "cpu", True),
+        (torch.nn.Conv2d(32, 32, 1, 2, groups=4), "cpu", False),
+        (torch.nn.Conv2d(8, 16, 1, 2), "cuda", True),
+    ],
+)
+def test_images_keep_their_channels_first_where_onednn_would_write_past_its_memory(layer, device, last):
+    layout = image_layout(torch.nn.Sequential(layer), torch.device(device))
+    assert layout == (torch.channels_last if last else torch.contiguous_format)
 
 
 def _network():
