@@ -24,8 +24,7 @@ from didicm.errors import UserError, reason
 LOCK = ".lock"
 
 _open: set[int] = set()
-_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # Windows lacks the last two
-STOPPING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def usable_cores() -> int:
@@ -53,7 +52,8 @@ def held(folder: Path, name: str = LOCK, *, wait: bool = False, command: str = "
         except OSError as error:
             with suppress(OSError):
                 place.unlink()
-                folder.rmdir() if made else None
+                if made:
+                    folder.rmdir()
             remedy = "give an --out on a file system with locks"
             raise UserError(f"files in {folder} cannot be locked ({reason(error)}): {remedy}") from error
         if not free:
@@ -153,9 +153,6 @@ def interrupted() -> Iterator[None]:
 @contextmanager
 def shielded() -> Iterator[None]:
     """Hold these signals back; processes that are started meanwhile are born with them held back."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield

@@ -66,8 +66,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
-            if name != "prefix":
-                object.__setattr__(self, name, coerce(getattr(self, name), kind, self.prefix + name))
+            object.__setattr__(self, name, coerce(getattr(self, name), kind, self.prefix + name))
 
 
 # Changing settings by name
@@ -191,7 +190,7 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     if origin is Annotated:
         value = coerce(value, parts[0], name)
         if value not in parts[1]:
-            raise UserError(f"{name} must be {parts[1].missed_by(value)}, got {value:g}")
+            raise UserError(f"{name} must be {parts[1].missed_by(value)}, got {value:.12g}")
         return value
     if kind is Any or (isinstance(kind, type) and is_dataclass(kind) and isinstance(value, kind)):
         return value

@@ -68,6 +68,8 @@ def test_settings_that_exclude_each_other_may_change_places_at_once():
         ({"epochs": True}, "epochs must be a whole number, got True"),
         ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
         ({"fraction": 0}, r"fraction must be in \(0, 1\], got 0"),
+        ({"fraction": 1.0000001}, r"fraction must be in \(0, 1\], got 1.0000001"),
+        ({"epochs": 1_000_001}, "epochs must be at most 1000000, got 1000001"),
         ({"image.size": 0}, r"image.size must be at least 1, got 0"),
         ({"image.size": "big"}, "image.size must be a whole number or null, got 'big'"),
         ({"image.channels": 33}, "image.channels must be at most 32, got 33"),

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from didicm.data.images import FeatureSet as FeatureSet
     from didicm.data.images import ImageSet as ImageSet
     from didicm.data.images import UnreadableImageError as UnreadableImageError
-    from didicm.data.images import is_small as is_small
     from didicm.data.images import readable as readable
     from didicm.data.images import relabel as relabel
     from didicm.data.loader import Loader as Loader
@@ -36,14 +35,11 @@ if TYPE_CHECKING:
 _NAMES = {
     "corruptions": ["Corruptions"],
     "decode": ["open_image", "to_channels"],
-    "images": [
-        "ArraySet", "DataError", "FeatureSet", "ImageSet", "UnreadableImageError", "is_small", "readable",
-        "relabel",
-    ],
+    "images": ["ArraySet", "DataError", "FeatureSet", "ImageSet", "UnreadableImageError", "readable", "relabel"],
     "loader": ["Loader", "make_loader"],
     "randomness": ["stratified_split", "subset"],
     "sources": ["Data", "find_transform", "hold_out", "open_data"],
     "transforms": ["Augment", "EvalTransform", "Mixer", "TrainTransform", "target_distribution"],
-}  # fmt: skip
+}
 __all__ = sorted(name for names in _NAMES.values() for name in names)
 __getattr__ = import_on_use(__name__, _NAMES)

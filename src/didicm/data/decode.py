@@ -84,7 +84,7 @@ def own_channels(image: Picture) -> int:
         return len(image.planes)
     if (count := samples(image)) > 4:
         return count
-    return 1 if image.mode in ("L", "1", "I;16", "I", "LA") else 3
+    return 1 if image.mode in ("L", "1", "LA") or _is_deep(image) else 3
 
 
 def to_channels(image: Picture, channels: int) -> Picture:

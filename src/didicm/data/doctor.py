@@ -16,11 +16,11 @@ from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
 from didicm.data.decode import tiles
-from didicm.data.folder import ARRAY, EXTENSIONS
+from didicm.data.folder import ARRAY, EXTENSIONS, is_hidden
 from didicm.data.images import ImageSet, UnreadableImageError, some
 from didicm.data.picture import Bands, Picture, from_pixels, viewable
 from didicm.data.randomness import keys, preserved
-from didicm.data.sources import Data, shared_groups
+from didicm.data.sources import FOLDER, Data, shared_groups, split_uri
 from didicm.data.transforms import TrainTransform, to_tensor
 from didicm.files import SOFTWARE, write_files
 from didicm.processes import usable_cores
@@ -113,7 +113,7 @@ class Findings:
             found.append(f"no validation images of {some(missing)}; nothing is measured there")
         for suffix, files in self.unused.items():
             remedy = "; pip install pillow-heif reads them" if suffix in (".heic", ".heif") else ""
-            found.append(f"{len(files)} {suffix} files are not read, such as {files[0]}{remedy}")
+            found.append(f"{count(len(files), f'{suffix} file')} not read, such as {files[0]}{remedy}")
         if self.contradictions:
             found.append(f"{count(len(self.contradictions), 'image')} under two classes; decide on one")
         if self.train.brightest < DARK:
@@ -175,12 +175,13 @@ def examine(data: Data, track: Track = lambda looks, split, count: looks) -> Fin
 def unused_files(uri: str) -> dict[str, list[str]]:
     """Files below a folder that look like images and are not read, by the end of their names."""
     found: dict[str, list[str]] = {}
-    for folder, _, names in os.walk(Path(uri.removeprefix("folder://").removeprefix("folder:")).expanduser()):
-        suffixes = {os.path.splitext(name)[1].lower() for name in names}
-        read = EXTENSIONS if suffixes & EXTENSIONS else EXTENSIONS | {ARRAY}
-        for name in sorted(names):
-            suffix = os.path.splitext(name)[1].lower()
-            if suffix in UNSUPPORTED and suffix not in read and not name.startswith("."):
+    scheme, place = split_uri(uri)
+    for folder, below, files in os.walk(Path(place).expanduser()) if scheme == FOLDER else ():
+        below[:] = [name for name in below if not is_hidden(name)]
+        suffixes = {name: os.path.splitext(name)[1].lower() for name in sorted(files) if not is_hidden(name)}
+        read = EXTENSIONS if EXTENSIONS.intersection(suffixes.values()) else EXTENSIONS | {ARRAY}
+        for name, suffix in suffixes.items():
+            if suffix in UNSUPPORTED - read:
                 found.setdefault(suffix, []).append(os.path.join(folder, name))
     return dict(sorted(found.items()))
 

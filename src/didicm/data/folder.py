@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from didicm.data.decode import open_image
-from didicm.data.images import DataError, ImageSet, normalise, readable, sort_names
+from didicm.data.images import DataError, ImageSet, normalise, sort_names
 from didicm.data.picture import Picture
 from didicm.files import write_files
+from didicm.text import readable
 
 # The names timm accepts for splits, and `test`. The first that exists is used.
 TRAIN_NAMES = ("train", "training")
@@ -265,7 +266,7 @@ def _scan(root: Path) -> FolderListing:
 
 def _subfolders(folder: Path) -> list[Path]:
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name))
     except PermissionError:
         raise DataError(f"{readable(str(folder))} may not be read; change its permissions") from None
 
@@ -286,7 +287,7 @@ def image_files(
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if _hidden(entry.name):
+                if is_hidden(entry.name):
                     continue
                 if entry.is_dir():  # also one that is called x.jpg
                     folders.append(entry.name)
@@ -304,8 +305,9 @@ def image_files(
 
 def _has_images(folder: Path) -> bool:
     known = {*EXTENSIONS, ARRAY}
-    return any(e.suffix.lower() in known and not _hidden(e.name) and e.is_file() for e in folder.iterdir())
+    return any(e.suffix.lower() in known and not is_hidden(e.name) and e.is_file() for e in folder.iterdir())
 
 
-def _hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is none of the user's images, by its name."""
     return name.startswith(".") or name == "__MACOSX"

@@ -13,7 +13,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from didicm.data.decode import to_channels
-from didicm.data.picture import MOST_CHANNELS, Picture, from_pixels
+from didicm.data.picture import MOST_CHANNELS, ORIENTATION, Picture, from_pixels
 from didicm.errors import UserError, reason
 from didicm.text import readable as readable
 
@@ -60,13 +60,16 @@ class ImageSet(ABC):
     def load(self, i: int, shrink: Shrink | None = None) -> Picture:
         """Decode image i to an upright `L` or `RGB` image, or one of as many channels as were asked for.
 
-        `shrink` tells from the stored width and height by what factor the image may come smaller. Only JPEGs
+        `shrink` tells from the upright width and height by what factor the image may come smaller. Only JPEGs
         make use of it: they decode faster at a half, a quarter or an eighth.
         """
         try:
             image = self.original(i)
-            if shrink is not None and isinstance(image, JpegImageFile) and (factor := shrink(image.size)) > 1:
-                image.draft(None, (image.width // factor, image.height // factor))
+            if shrink is not None and isinstance(image, JpegImageFile):
+                width, height = image.size
+                turned = image.getexif().get(ORIENTATION, 1) > 4
+                if (factor := shrink((height, width) if turned else (width, height))) > 1:
+                    image.draft(None, (width // factor, height // factor))
             return to_channels(image, self.channels)
         except Exception as error:  # a broken file can raise nearly anything from inside a decoder
             raise UnreadableImageError(f"{self.name(i)} cannot be read as an image ({reason(error)})") from error
@@ -146,8 +149,9 @@ class ArraySet(ImageSet):
 
     def original(self, i: int) -> Picture:
         image = self.images[i]
-        many = image.ndim == 3 and image.shape[2] == self.channels
-        return from_pixels(image) if many else Image.fromarray(image)
+        count = image.shape[2] if image.ndim == 3 else 1
+        # A second or fourth channel is transparency, unless as many are asked for.
+        return Image.fromarray(image) if count in (2, 4) and count != self.channels else from_pixels(image)
 
 
 class MemorySet(ArraySet):

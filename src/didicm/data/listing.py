@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, image_files
-from didicm.data.images import DataError, readable
+from didicm.data.images import DataError
 from didicm.data.picture import Picture
 from didicm.data.webdataset import expand, image_members, open_member
 from didicm.errors import reason
+from didicm.text import readable
 
 STDIN = "-"
 SCHEMES = ("wds://", "hf://")  # as for training; here the kind of a file is told by its name anyway
@@ -116,18 +117,20 @@ def _find(source: str) -> list[str]:
 
 def _inside(path: str) -> Iterator[ImageRef]:
     suffix = os.path.splitext(path)[1].lower()
-    if suffix == ".tar":
-        yield from (TarMember(path, *place) for place in image_members(path))
-    elif suffix == ".parquet" and not os.path.isdir(path):
-        yield from _cells(path)
-    elif suffix in EXTENSIONS or not os.path.isdir(path):  # most are images: those are not looked at twice
+    if suffix in EXTENSIONS:  # most are images: those are not looked at twice
         yield ImageFile(path)
-    else:
+    elif os.path.isdir(path):
         found = None
         for found in image_files(path):
             yield ImageFile(found)
         if found is None:
             yield ImageFile(path)
+    elif suffix == ".tar":
+        yield from (TarMember(path, *place) for place in image_members(path))
+    elif suffix == ".parquet":
+        yield from _cells(path)
+    else:
+        yield ImageFile(path)
 
 
 def _cells(path: str) -> Iterator[ParquetCell]:

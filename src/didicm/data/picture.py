@@ -32,8 +32,6 @@ Box: TypeAlias = tuple[float, float, float, float]
 class Bands:
     """An 8-bit image as one grey image per channel, with as much of Pillow's interface as is needed of it."""
 
-    format = None
-
     def __init__(self, planes: Sequence[Image.Image]) -> None:
         self.planes = list(planes)
 
@@ -243,10 +241,10 @@ def samples(image: Image.Image) -> int:
 
 
 def _tags(content: bytes) -> dict[int, Any]:
-    directory = TiffImagePlugin.ImageFileDirectory_v2(content[:8])
-    file = io.BytesIO(content)
-    file.seek(directory.next)
     try:
+        directory = TiffImagePlugin.ImageFileDirectory_v2(content[:8])
+        file = io.BytesIO(content)
+        file.seek(directory.next)
         directory.load(file)
         tags = {tag: directory[tag] for tag in directory}
         found = {tag: tags[tag] for tag in WHOLE if tag in tags}

@@ -28,6 +28,7 @@ from didicm.data.webdataset import open_shards
 from didicm.text import readable
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
+FOLDER = "folder"  # the scheme of what has none
 OPENERS = {"hf": open_hub, "wds": open_shards, "timm": open_reader}
 LOOK_AT = 50  # images that are looked at to find their size and colour
 MEASURED = 500  # images that the mean and deviation of unusual channels are found from
@@ -68,21 +69,20 @@ def open_data(
     `group` does so by itself. Every image is converted to 1 (grey) or 3 (RGB) `channels`, or has so many.
     `strict` refuses classes without images, sets with a single class and splits that share groups; the doctor
     looks at those too. The listing of a large folder is read from the folder `index` where another process kept it
-    there (`index.keep_listings`) and nothing has changed since.
+    there (`folder.keep_listings`) and nothing has changed since.
     """
-    scheme, colon, rest = uri.partition(":")
-    folder = rest.removeprefix("//") if scheme == "folder" and colon else uri
+    scheme, place = split_uri(uri)
     if labels is not None:
-        if uri == "fashion-mini" or (colon and scheme in OPENERS):
+        if uri == "fashion-mini" or scheme != FOLDER:
             raise DataError(f"{uri} has its own labels; a table of labels goes with a folder of images")
-        train, val = open_table(folder, labels, group_by)
+        train, val = open_table(place, labels, group_by)
         group_by = group_by or (GROUP if train.column(GROUP) is not None else None)
     elif uri == "fashion-mini":
         train, val = _open_fashion_mini()
-    elif colon and scheme in OPENERS:
-        train, val = OPENERS[scheme](rest.removeprefix("//"))
+    elif scheme == FOLDER:
+        train, val = open_folder(place, index)
     else:
-        train, val = open_folder(folder, index)
+        train, val = OPENERS[scheme](place)
     if group_by is not None:
         for images in filter(None, (train, val)):
             images.groups = find_groups(images, group_by)
@@ -95,6 +95,13 @@ def open_data(
         # Sources of other kinds may list classes that they do not use.
         _check(train, val, uri, all_used=labels is not None or isinstance(train, FolderSet))
     return Data(uri, train, val).with_channels(channels)
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """The scheme of a URI, which a plain path lacks, and what follows it."""
+    scheme, colon, place = uri.partition(":")
+    known = colon and scheme in (FOLDER, *OPENERS)
+    return (scheme, place.removeprefix("//")) if known else (FOLDER, uri)
 
 
 def find_groups(images: ImageSet, by: str) -> np.ndarray:

@@ -34,11 +34,10 @@ class TableSet(PathSet):
 def open_table(folder: str, file: str, group_by: str | None = None) -> tuple[ImageSet, ImageSet | None]:
     """Open the images below `folder` that the table `file` names, by its column `split` where it has one.
 
-    The table may lie in that folder, too, and be named from there.
     Without a column `label`, every column but path, split, group and `group_by` holds the votes for a class.
     """
-    root, place = Path(folder).expanduser(), Path(file).expanduser()
-    columns = read_columns(place if place.exists() or not (root / place).exists() else root / place, PATH)
+    root = Path(folder).expanduser()
+    columns = read_columns(find_table(root, file), PATH)
     if not root.is_dir():
         raise DataError(f"{readable(folder)!r} is not a folder; a table of labels goes with a folder of images")
     _check_paths(root, columns, file)
@@ -57,6 +56,12 @@ def open_table(folder: str, file: str, group_by: str | None = None) -> tuple[Ima
     if train is None:
         raise DataError(f"{readable(file)} has no row whose split is train; add some, or leave the column out")
     return images.select(rows[train]), images.select(rows[val]) if val else None
+
+
+def find_table(folder: Path, file: str) -> Path:
+    """Where a table is: it may lie in the folder of the images, too, and be named from there."""
+    place = Path(file).expanduser()
+    return place if place.exists() or not (folder / place).exists() else folder / place
 
 
 def read_columns(file: Path, needed: str) -> Columns:

@@ -12,10 +12,11 @@ import numpy as np
 
 from didicm.data.decode import open_image
 from didicm.data.folder import EXTENSIONS, Strings, by_split, find_splits
-from didicm.data.images import DataError, ImageSet, names_and_labels, readable
+from didicm.data.images import DataError, ImageSet, names_and_labels
 from didicm.data.picture import Picture
 from didicm.errors import reason
 from didicm.files import parse_json, read_json
+from didicm.text import readable
 
 
 class ShardSet(ImageSet):
@@ -158,7 +159,11 @@ def _read_names(folder: Path) -> list[str] | None:
     for place in (folder, folder.parent):
         for file in (place / "classes.txt", place / "classnames.txt"):
             if file.is_file():
-                return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+                try:
+                    text = file.read_text(encoding="utf-8")
+                except (OSError, ValueError) as error:
+                    raise DataError(f"{file} cannot be read ({reason(error)}); save it in UTF-8") from error
+                return [line.strip() for line in text.splitlines() if line.strip()]
         info = place / "_info.json"
         record = read_json(info, "restore it, or delete it") if info.is_file() else {}
         names = (record.get("class_names") or record.get("classes")) if isinstance(record, dict) else None

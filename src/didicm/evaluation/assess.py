@@ -264,4 +264,4 @@ def find_suspects(model: StoredModel, data: str, **asked: Any) -> Suspects:
         for i in ranked
     ]
     accuracy = (likely == found.labels).double().mean().item()
-    return Suspects(suspects, len(images), described, accuracy)
+    return Suspects(suspects, len(found.labels), described, accuracy)

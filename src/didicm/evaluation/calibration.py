@@ -85,26 +85,30 @@ def temperature_scaled(probs: Tensor, temperature: float) -> Tensor:
 class Conformal(ConformalRule):
     """A rule that turns a posterior into a set of classes."""
 
-    def sets(self, probs: Tensor, u: Tensor | None = None, *, allow_empty: bool = False) -> Tensor:
+    def sets(self, probs: Tensor) -> Tensor:
         """`contains` of tensors: classes in the set of each image, bool (N, K), from probabilities (N, K)."""
-        return torch.from_numpy(self.contains(*_arrays(check_probs(probs), u), allow_empty=allow_empty))
+        return torch.from_numpy(self.contains(check_probs(probs).numpy()))
 
 
-def fit_lac(probs: Tensor, labels: Tensor, alpha: float, *, per_class: bool = False) -> Conformal:
-    """Fit LAC, the smallest sets on average, on held-out probabilities (N, K)."""
-    probs, labels = check(probs, labels)
-    return _fit("lac", probs, labels, alpha, per_class)
-
-
-def fit_aps(
-    probs: Tensor, labels: Tensor, alpha: float, u: Tensor | None = None, *, per_class: bool = False
+def fit_conformal(
+    method: Method, probs: Tensor, labels: Tensor, alpha: float, *, per_class: bool = False
 ) -> Conformal:
-    """Fit APS, sets that adapt to how hard an image is, on held-out probabilities (N, K).
+    """Fit a rule on held-out probabilities (N, K).
 
-    Uniform numbers `u` (N,) make it the randomised form, whose coverage does not exceed the target.
+    LAC has the smallest sets on average; those of APS adapt to how hard an image is.
     """
     probs, labels = check(probs, labels)
-    return _fit("aps" if u is None else "aps-randomised", probs, labels, alpha, per_class, u)
+    truth = labels.numpy()
+    scores = class_scores(method, probs.numpy())[np.arange(len(truth)), truth]
+
+    def threshold(scores: Floats, of: str = "") -> float:
+        return float(np.sort(scores)[conformal_rank(len(scores), alpha, of) - 1])
+
+    ranked_ties = method != "lac"
+    if not per_class:
+        return Conformal(method, alpha, threshold(scores), len(truth), ranked_ties)
+    limits = tuple(threshold(scores[truth == k], f" of every class (class {k})") for k in range(probs.shape[1]))
+    return Conformal(method, alpha, max(limits), len(truth), ranked_ties, limits)
 
 
 def coverage(sets: Tensor, labels: Tensor) -> float:
@@ -119,26 +123,6 @@ def mean_size(sets: Tensor) -> float:
     """Mean number of classes in the sets (N, K)."""
     _check_sets(sets)
     return sets.sum(-1).double().mean().item()
-
-
-def _fit(
-    method: Method, probs: Tensor, labels: Tensor, alpha: float, per_class: bool, u: Tensor | None = None
-) -> Conformal:
-    truth = labels.numpy()
-    scores = class_scores(method, *_arrays(probs, u))[np.arange(len(truth)), truth]
-
-    def threshold(scores: Floats, of: str = "") -> float:
-        return float(np.sort(scores)[conformal_rank(len(scores), alpha, of) - 1])
-
-    ranked_ties = method != "lac"
-    if not per_class:
-        return Conformal(method, alpha, threshold(scores), len(truth), ranked_ties)
-    limits = tuple(threshold(scores[truth == k], f" of every class (class {k})") for k in range(probs.shape[1]))
-    return Conformal(method, alpha, max(limits), len(truth), ranked_ties, limits)
-
-
-def _arrays(probs: Tensor, u: Tensor | None) -> tuple[Floats, Floats | None]:
-    return probs.numpy(), None if u is None else u.numpy()
 
 
 def _check_sets(sets: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from didicm.errors import UserError
-from didicm.evaluation.metrics import BINS, Ranking, bin_index, check, nll
+from didicm.evaluation.metrics import BINS, Ranking, bin_index, check, entropy, nll
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ def entropy_histogram(probs: Tensor, labels: Tensor, bins: int = 30) -> EntropyH
     """Entropies of right and of wrong answers, over the whole range that K classes allow."""
     probs, labels = check(probs, labels)
     most = math.log(probs.shape[1])
-    share = torch.special.entr(probs).sum(-1, dtype=torch.float64) / most
-    index, right = bin_index(share, bins), probs.argmax(-1) == labels
+    index, right = bin_index(entropy(probs, labels) / most, bins), probs.argmax(-1) == labels
     return EntropyHistogram(
         torch.linspace(0, most, bins + 1, dtype=torch.float64),
         index[right].bincount(minlength=bins),

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from didicm.evaluation.calibration import (
     Temperature,
     apply_temperature,
     coverage,
-    fit_aps,
-    fit_lac,
+    fit_conformal,
     fit_temperature,
     load_calibration,
     mean_size,
     save_calibration,
 )
-from didicm.evaluation.label_sets import conformal_rank
+from didicm.evaluation.label_sets import conformal_rank, fewest_images
 from didicm.evaluation.met_images import note_choice, pack_digests, refuse_training_images
 from didicm.evaluation.metrics import evaluate_probs, nll
 from didicm.evaluation.outliers import FEWEST, fit_outliers
@@ -108,8 +106,8 @@ def calibrate(
     notes += told
     scaled = apply_temperature(probs, temperature)
     rules = {
-        "lac": fit_lac(scaled, truth, alpha, per_class=per_class),
-        "aps": fit_aps(scaled, truth, alpha, per_class=per_class),
+        "lac": fit_conformal("lac", scaled, truth, alpha, per_class=per_class),
+        "aps": fit_conformal("aps", scaled, truth, alpha, per_class=per_class),
     }
     check = _check(found.probs[""][rest], found.labels[rest], temperature, rules)
     source = {
@@ -126,7 +124,7 @@ def calibrate(
     if outliers is None:
         notes.append(
             f"{len(found.labels)} images are too few for an outlier score with false alarms of {false_alarms:g}: "
-            f"that takes {FEWEST} to fit and {ceil(1 / false_alarms)} others"
+            f"that takes {FEWEST} to fit and {fewest_images(false_alarms)} others"
         )
     calibration = Calibration(temperature, rules, model.posterior, source, check, outliers)
     if found.skipped:

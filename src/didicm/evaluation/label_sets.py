@@ -14,15 +14,13 @@ import numpy.typing as npt
 from didicm.errors import UserError
 from didicm.values import Range, Settings
 
-Method: TypeAlias = Literal["lac", "aps", "aps-randomised"]
+Method: TypeAlias = Literal["lac", "aps"]
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 TIE = 1e-13  # by which equal scores differ from rank to rank: far below what a probability can tell
 
 
-def class_scores(
-    method: Method, probs: Floats, u: Floats | None = None, ranked_ties: bool = True
-) -> npt.NDArray[np.float64]:
-    """Scores (N, K) of probabilities (N, K); `u` (N,) is the share of its own that an APS score goes without.
+def class_scores(method: Method, probs: Floats, ranked_ties: bool = True) -> npt.NDArray[np.float64]:
+    """Scores (N, K) of probabilities (N, K).
 
     Classes of probability 0 add nothing to a sum: `ranked_ties` tells their scores apart by their rank, or all of
     them would be in the set as soon as one is.
@@ -32,12 +30,7 @@ def class_scores(
         return 1 - values
     # Stable: of equally probable classes the first comes first, as in argmax.
     order = np.argsort(-values, axis=-1, kind="stable")
-    ranked = np.take_along_axis(values, order, -1)
-    scores = ranked.cumsum(-1)
-    if u is not None:
-        if u.shape != probs.shape[:1] or not bool(((u >= 0) & (u <= 1)).all()):
-            raise UserError(f"u must be {len(probs)} numbers between 0 and 1, one per image")
-        scores -= u.astype(np.float64)[:, None] * ranked
+    scores = np.take_along_axis(values, order, -1).cumsum(-1)
     if ranked_ties:
         scores += TIE * np.arange(scores.shape[-1])
     found = np.empty_like(scores)
@@ -68,28 +61,18 @@ class ConformalRule(Settings):
         """Whether images of every class are covered as often, and so those of any mixture of classes."""
         return self.class_thresholds is not None
 
-    def contains(
-        self, probs: Floats, u: Floats | None = None, *, allow_empty: bool = False
-    ) -> npt.NDArray[np.bool_]:
-        """Which classes are in the set of each image, (N, K), from probabilities (N, K).
+    def contains(self, probs: Floats) -> npt.NDArray[np.bool_]:
+        """Which classes are in the set of each image, (N, K), from probabilities (N, K) as in the fit.
 
         Where even the most probable class is stranger than the threshold, the plain definitions give an empty set;
-        we put that class in, which can only raise coverage, unless `allow_empty`.
-
-        Args:
-            probs: probabilities from the same model and temperature as in the fit.
-            u: one uniform number (N,) per image, for `aps-randomised` only.
-            allow_empty: leave empty sets empty.
+        we put that class in, which can only raise coverage.
         """
-        if (u is not None) != (self.method == "aps-randomised"):
-            raise UserError("uniform numbers u are for method aps-randomised alone, which needs them")
         if self.class_thresholds is not None and len(self.class_thresholds) != probs.shape[-1]:
             raise UserError(f"a conformal rule of {len(self.class_thresholds)} classes is for another model")
         limits = self.threshold if self.class_thresholds is None else np.array(self.class_thresholds)
-        inside: npt.NDArray[np.bool_] = class_scores(self.method, probs, u, self.ranked_ties) <= limits
-        if not allow_empty:
-            empty = np.flatnonzero(~inside.any(-1))
-            inside[empty, probs[empty].argmax(-1)] = True
+        inside: npt.NDArray[np.bool_] = class_scores(self.method, probs, self.ranked_ties) <= limits
+        empty = np.flatnonzero(~inside.any(-1))
+        inside[empty, probs[empty].argmax(-1)] = True
         return inside
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,9 +88,13 @@ def conformal_rank(n: int, alpha: float, of: str = "") -> int:
         raise UserError(f"alpha, the share of sets that may miss, must lie between 0 and 1, got {alpha}")
     rank = math.ceil((n + 1) * (1 - alpha) - 1e-9)  # 10 x (1 - 0.7) is a hair above 3
     if rank > n:
-        needed = math.ceil(1 / alpha - 1e-9) - 1
         raise UserError(
-            f"conformal sets with alpha {alpha} need at least {needed} held-out images{of}, got {n}: "
-            "give more images or a larger alpha"
+            f"conformal sets with alpha {alpha} need at least {fewest_images(alpha)} held-out images{of}, "
+            f"got {n}: give more images or a larger alpha"
         )
     return rank
+
+
+def fewest_images(alpha: float) -> int:
+    """How many images a threshold takes that a share `alpha` may exceed."""
+    return math.ceil(1 / alpha - 1e-9) - 1

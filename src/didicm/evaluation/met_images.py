@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from didicm.data import Data, DataError, ImageSet, hold_out, open_data
+from didicm.data.sources import split_uri
 from didicm.errors import UserError
 from didicm.evaluation.calibration import AGAIN, Calibration
 from didicm.evaluation.stored import StoredModel, same_place
@@ -46,7 +47,7 @@ def note_choice(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
     if model.training is None or Path(model.place).name != BEST:
         return []
     trained_on = model.training.data
-    if not same_place(uri, trained_on) and not Path(trained_on.removeprefix("folder:")).exists():
+    if not same_place(uri, trained_on) and not Path(split_uri(trained_on)[1]).expanduser().exists():
         return []  # nothing is fetched to find out
     data = _training_data(model)
     chose = 0 if data is None or data.val is None else _count_shared(images, data.val)

@@ -5,7 +5,7 @@ is set on other held-out images, of which a chosen share lies beyond it. Only th
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class OutlierRule:
 
     def distance(self, features: Tensor) -> Tensor:
         """`scores` without its checks and where the features are, as an exported graph needs it."""
-        return _distance(features.double(), self.center, self.whiten)
+        return ((features.double() - self.center.double()) @ self.whiten.double()).square().mean(1).sqrt()
 
     def save_tensors(self, path: Path) -> None:
         """Write the tensors, which have a file of their own."""
@@ -69,9 +69,9 @@ def fit_outliers(features: Tensor, others: Tensor, false_alarms: float = 0.05) -
     covariance = shrunk_covariance((features - center) / spread)
     values, vectors = torch.linalg.eigh(covariance)
     # In float32, as it is stored: the threshold is then of the very numbers that are used.
-    center, whiten = center.float(), (vectors / values.sqrt() / spread.unsqueeze(1)).float()
-    threshold = _distance(others, center, whiten).sort().values[rank - 1].item()
-    return OutlierRule(center, whiten, threshold, false_alarms, len(others))
+    whiten = (vectors / values.sqrt() / spread.unsqueeze(1)).float()
+    rule = OutlierRule(center.float(), whiten, math.inf, false_alarms, len(others))
+    return replace(rule, threshold=rule.distance(others).sort().values[rank - 1].item())
 
 
 def shrunk_covariance(x: Tensor) -> Tensor:
@@ -84,10 +84,6 @@ def shrunk_covariance(x: Tensor) -> Tensor:
     share = (error / away).clamp(0, 1).item() if away > 0 else 1.0
     # A little of the identity even where no shrinkage is asked for: a feature may repeat another.
     return share * scaled + (1 - share) * sample + 1e-6 * scaled
-
-
-def _distance(features: Tensor, center: Tensor, whiten: Tensor) -> Tensor:
-    return ((features - center.double()) @ whiten.double()).square().mean(1).sqrt()
 
 
 def load_rule(path: Path, numbers: dict[str, Any]) -> OutlierRule:

@@ -106,7 +106,7 @@ def stream(
             seconds[name] = time.perf_counter() - begun
         skipped = list(loader.skipped.values())
         found = posterior.probs if posterior.features is None else posterior.features
-        yield image, Batch(label.cpu(), loader.index, probs, nfe, seconds, skipped, found)
+        yield image, Batch(label.cpu(), loader.index, probs, nfe, seconds, skipped, found.cpu())
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def evaluate(
             probs[name][batch.index], calls[name][batch.index] = batch.probs[name], batch.nfe[name]
         seen[batch.index] = 1
         if features:
-            found.append(batch.features.cpu())
+            found.append(batch.features)
         if shown is not None:
             mine = torch.isin(batch.index, wanted)
             shown[torch.searchsorted(wanted, batch.index[mine])] = image[mine].cpu()

@@ -13,7 +13,8 @@ import torch
 from didicm.checkpoint import CONFIG, HUB, Checkpoint, load, model_directory, save
 from didicm.classifier import Classifier, Ensemble, Sampler
 from didicm.data import EvalTransform, ImageSet, hold_out, open_data, relabel
-from didicm.data.sources import find_groups
+from didicm.data.sources import find_groups, split_uri
+from didicm.data.table import find_table
 from didicm.errors import UserError
 from didicm.files import write_files
 from didicm.settings import TrainConfig, read_config, to_yaml
@@ -82,7 +83,7 @@ class StoredModel:
         The training's own table of labels and groups are those of its data, unless others are given.
         """
         trained = self.training
-        if trained is not None and not (same_place(uri, trained.data) and labels in (None, trained.labels)):
+        if trained is not None and not _trains_on(trained, uri, labels):
             trained = None  # other images
         settings = trained or TrainConfig(labels=labels, group_by=group_by)
         asked: dict[str, Any] = {"labels": settings.labels, "group_by": settings.group_by}
@@ -164,9 +165,20 @@ def find_device(name: str | torch.device) -> torch.device:
 
 def same_place(one: str, other: str) -> bool:
     """Whether two URIs name the same data."""
-    one, other = one.removeprefix("folder:"), other.removeprefix("folder:")
-    paths = [Path(uri).expanduser() for uri in (one, other)]
-    return one == other or (all(path.exists() for path in paths) and os.path.samefile(*paths))
+    (scheme, place), (other_scheme, other_place) = split_uri(one), split_uri(other)
+    paths = [Path(place).expanduser(), Path(other_place).expanduser()]
+    same = place == other_place or (all(path.exists() for path in paths) and os.path.samefile(*paths))
+    return scheme == other_scheme and same
+
+
+def _trains_on(training: TrainConfig, uri: str, labels: str | None) -> bool:
+    """Whether these are a training's images and labels; its own labels go without saying."""
+    if not same_place(uri, training.data):
+        return False
+    if labels is None or training.labels is None:
+        return labels is None
+    folder = Path(split_uri(uri)[1]).expanduser()
+    return same_place(str(find_table(folder, labels)), str(find_table(folder, training.labels)))
 
 
 def ensemble(sources: Sequence[str | Path], out: str | Path) -> list[str]:

@@ -103,11 +103,21 @@ def test_what_splits_lack_and_share_is_told(tmp_path, make_folder, monkeypatch):
     assert "the largest class has 16 times the images of the smallest" in findings.advice  # 32 of both splits to 2
     told = [line for line in findings.advice if ".heic" in line.lower()]
     assert len(told) == 1
-    assert "1 .heic files are not read, such as" in told[0]
+    assert "1 .heic file not read, such as" in told[0]
     assert "pip install pillow-heif" in told[0]
     assert not any("notes.txt" in line for line in findings.advice)
     lines = findings.problems + findings.advice
     assert len(lines) == len(set(lines))
+
+
+def test_what_is_hidden_is_neither_read_nor_told(tmp_path):
+    for place in ("ant/0.npy", "bee/0.npy", "bee/.thumb.jpg", "bee/.old/1.psd"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "x", np.zeros((8, 8), np.uint8))
+        (tmp_path / "x.npy").rename(tmp_path / place)
+    for uri in (str(tmp_path), f"folder://{tmp_path}"):
+        findings = examine(open_data(uri))
+        assert (findings.train.images, findings.unused) == (2, {})
 
 
 def test_values_that_are_lost_in_8_bits_are_told(tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from didicm.data.decode import open_image, to_channels
+from didicm.data.decode import open_image, own_channels, to_channels
 from didicm.data.folder import Strings
 from didicm.data.images import (
     ArraySet,
@@ -122,6 +122,28 @@ def test_selection_takes_images_labels_and_names_along():
     assert chosen.labels.tolist() == [3, 1]
     assert np.asarray(chosen.load(0)).tolist() == [[12, 13], [14, 15]]
     assert chosen.name(1) == "array[1]"
+
+
+@pytest.mark.parametrize(("channels", "own"), [(1, 1), (2, 1), (3, 3), (4, 3)])
+def test_arrays_with_one_to_four_channels_become_colour_images(channels, own):
+    images = ArraySet(np.full((1, 4, 4, channels), 200, np.uint8), np.zeros(1), ["a"])
+    assert own_channels(images.original(0)) == own
+    assert images.load(0).mode == "RGB"
+
+
+def test_arrays_of_many_channels_tell_how_many():
+    images = ArraySet(np.full((1, 4, 4, 5), 200, np.uint8), np.zeros(1), ["a"])
+    assert own_channels(images.original(0)) == 5
+    assert images.with_channels(5).load(0).size == (4, 4)
+    with pytest.raises(UnreadableImageError, match="it has 5 channels, and 3 are asked for"):
+        images.load(0)
+
+
+def test_grey_of_any_depth_is_one_channel():
+    for pixels in (np.uint8(7), np.float32(0.5), np.int32(7), np.uint16(7)):
+        assert own_channels(stored(Image.fromarray(np.full((4, 4), pixels)), "TIFF")) == 1
+    big_endian = Image.frombytes("I;16B", (4, 4), np.full(16, 3000, ">u2").tobytes())
+    assert own_channels(stored(big_endian, "TIFF")) == 1
 
 
 def test_strings_hold_any_file_name():

@@ -38,6 +38,8 @@ def test_files_folders_and_patterns_in_the_order_of_their_names(tmp_path, write)
     assert names(tmp_path) == [str(tmp_path / "a.png"), *inside]
     assert names(tmp_path / "b" / "*.png", tmp_path / "a.png") == [inside[1], str(tmp_path / "a.png")]
     assert names(tmp_path / "**" / "0.png") == [inside[2]]
+    write(tmp_path / "c.tar" / "0.png")  # a folder, whatever it is called
+    assert names(tmp_path / "c.tar") == [str(tmp_path / "c.tar" / "0.png")]
     assert names(tmp_path / "{a,b/2}.png") == [str(tmp_path / "a.png"), inside[1]]
     (tmp_path / "b" / "up").symlink_to(tmp_path / "b")  # never round in circles
     assert names(tmp_path / "b") == inside

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from didicm.data import Augment, EvalTransform, Mixer, TrainTransform, open_data, target_distribution
 from didicm.data.randomness import keys, preserved
@@ -119,6 +120,17 @@ def test_shrinking_keeps_the_crop_large_and_the_picture_the_same(tmp_path, write
         - eval_transform.restore(eval_transform(images.load(0))[None]).int()
     )
     assert difference.abs().float().mean() < 1.5  # of 255
+
+
+def test_shrinking_knows_how_a_photo_is_turned(tmp_path, write):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its side
+    for name in ("a", "b"):
+        write(tmp_path / name / "0.jpg", size=(500, 375), exif=exif)
+    asked = []
+    image = open_data(str(tmp_path)).train.load(0, lambda size: asked.append(size) or 4)
+    assert asked == [(375, 500)]
+    assert image.size == (94, 125)
 
 
 def test_transform_survives_json():

@@ -51,6 +51,12 @@ def test_validation_shards_and_class_names(shards, sample):
     assert (len(data.train), data.val.labels.tolist()) == (12, [1, 1, 1])
 
 
+def test_class_names_in_another_encoding_are_one_sentence(shards):
+    (shards / "classes.txt").write_bytes("ant\nabeille à miel\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"classes.txt cannot be read .*; save it in UTF-8"):
+        open_data(f"wds://{shards}")
+
+
 def test_the_first_validation_split_is_used_alone(shards, sample):
     write_shard(shards / "test-000.tar", [sample(i, 0) for i in range(5)])
     write_shard(shards / "val" / "000.tar", [sample(i, 1) for i in range(2)])

@@ -5,6 +5,7 @@ import re
 import shutil
 from base64 import b64encode
 from hashlib import blake2b
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from didicm.evaluation import fitting
 from didicm.evaluation.assess import evaluate
 from didicm.evaluation.calibration import WEAK_PRIOR, Temperature, fit_temperature, load_calibration
 from didicm.evaluation.fitting import calibrate
+from didicm.evaluation.stored import open_model
 from didicm.inference.predictor import Predictor
 
 QUICK = {"workers": 0, "batch_size": 64}
@@ -57,6 +59,7 @@ def test_missing_classes_are_told_and_a_temperature_that_does_harm_is_not_taken(
     two = str(make_folder(tmp_path / "two", classes=("ant", "bee"), count=20, size=(8, 8)))
     notes = calibrate(model, two, **QUICK).notes
     assert f"{two} has no image to fit on of class cat: of those the calibration knows nothing" in notes
+    assert any(note.endswith("that takes 50 to fit and 19 others") for note in notes)
     monkeypatch.setattr(fitting, "fit_temperature", lambda *_: Temperature(0.05, None))
     made = calibrate(model, two, **QUICK)
     (note,) = [note for note in made.notes if "worse" in note]
@@ -142,6 +145,23 @@ def test_images_that_chose_the_best_weights_are_told(model, images, tmp_path, ma
     other = str(make_folder(tmp_path / "other", classes=("ant", "bee", "cat"), count=2, size=(8, 8)))
     assert evaluate(run, other, **QUICK).notes == []
     assert calibrate(run, images, **QUICK).notes[0].startswith(told)
+
+
+def test_the_table_of_the_training_is_known_by_any_name(model, images, tmp_path, monkeypatch):
+    """Else the images of the training would be measured as if they were others."""
+    table = Path(images) / "labels.csv"
+    rows = [f"{name}/{i}.png,{name}" for name in ("ant", "bee", "cat") for i in range(10)]
+    table.write_text("\n".join(["path,label", *rows]))
+    shutil.copytree(model, tmp_path / "run" / "best")
+    training = {"data": images, "labels": str(table), "val_fraction": 0.4, "seed": 3}
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps(training))
+    monkeypatch.chdir(table.parent.parent)
+    for labels in (None, str(table), "labels.csv", f"./{table.parent.name}/labels.csv"):
+        held_out, described = open_model(tmp_path / "run").images(images, labels=labels)
+        assert (len(held_out), described) == (12, f"held out from training on {images}")
+    other = tmp_path / "other.csv"
+    shutil.copy(table, other)
+    assert len(open_model(tmp_path / "run").images(images, labels=str(other))[0]) == 30
 
 
 def test_sets_per_class_are_stored_and_stay_under_another_prior(model, images, picture, works):

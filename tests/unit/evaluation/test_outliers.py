@@ -11,6 +11,7 @@ from didicm import Predictor, UserError
 from didicm.data import ArraySet, EvalTransform
 from didicm.evaluation import run
 from didicm.evaluation.calibration import Calibration, Conformal, load_calibration, save_calibration
+from didicm.evaluation.label_sets import fewest_images
 from didicm.evaluation.outliers import fit_outliers, shrunk_covariance
 from didicm.evaluation.stored import open_model
 from didicm.inference.bulk import BulkSettings, predict
@@ -54,6 +55,10 @@ def test_too_few_images_give_no_score():
     assert fit_outliers(features(49), features(500, 1)) is None
     assert fit_outliers(features(500), features(18, 1)) is None
     assert fit_outliers(features(500), features(19, 1)) is not None
+    for false_alarms in (0.05, 0.07, 0.1, 0.3):
+        enough = fewest_images(false_alarms)
+        assert fit_outliers(features(50), features(enough - 1, 1), false_alarms) is None
+        assert fit_outliers(features(50), features(enough, 1), false_alarms) is not None
 
 
 def test_channels_that_no_held_out_image_uses_count():

@@ -62,12 +62,18 @@ def test_a_device_that_is_not_there_is_named():
         find_device("warp")
 
 
-def test_places_are_the_same_whatever_leads_there(tmp_path):
+def test_places_are_the_same_whatever_leads_there(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "data")
     assert same_place(str(tmp_path / "data"), f"{tmp_path}/link/")
     assert same_place("fashion-mini", "fashion-mini")
     assert not same_place(str(tmp_path), str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    for uri in ("folder:data", "folder://data", "./data", f"folder://{tmp_path}/link"):
+        assert same_place("data", uri)
+    assert same_place("hf:owner/name", "hf://owner/name")
+    assert same_place("wds:data", f"wds://{tmp_path}/link")
+    assert not same_place("wds:data", "data")
 
 
 @pytest.fixture

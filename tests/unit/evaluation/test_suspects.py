@@ -50,6 +50,13 @@ def test_the_labels_that_a_model_doubts_come_first(tmp_path, make_checkpoint, so
     assert "cannot check" not in printed
 
 
+def test_an_image_that_cannot_be_read_does_not_count_as_looked_at(tmp_path, save_model, make_folder):
+    save_model(tmp_path / "model")
+    place = make_folder(tmp_path / "images", classes=NAMES, count=5, size=(8, 8))
+    (place / "ant" / "broken.png").write_bytes(b"torn")
+    assert find_suspects(open_model(tmp_path / "model"), str(place)).ranked == 15
+
+
 def test_images_of_the_training_are_not_checked_and_that_is_said(tmp_path, save_model, make_folder, capsys):
     save_model(tmp_path / "model")
     for split, count in (("train", 5), ("val", 3)):
