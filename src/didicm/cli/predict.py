@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -135,9 +135,12 @@ def main(argv: list[str]) -> int:
     options = parse(argv, PredictOptions, command="predict", positional=["run", "images"])
     options.check()
     console, errors = SafeConsole(soft_wrap=True), SafeConsole(stderr=True, soft_wrap=True)
-    adjusting: dict[str, Any] = {"classes": options.classes, "prior": read_prior(options.prior)}
-    adjusting["taxonomy"] = read_taxonomy(options.taxonomy)
-    predictor = options.load(conformal=options.conformal, **adjusting)
+    predictor = options.load(
+        conformal=options.conformal,
+        classes=options.classes,
+        prior=read_prior(options.prior),
+        taxonomy=read_taxonomy(options.taxonomy),
+    )
     if options.trajectory is not None:
         predictor.check_trajectory()
     errors.print(predictor.note)
@@ -167,14 +170,15 @@ def show_all(options: PredictOptions, predictor: BasePredictor, console: Console
         if not seen:
             continue
         wanted = options.trajectory is not None and len(drawn) < MOST_DRAWN
-        predictions = predictor.predict_batch(seen, trajectory=wanted)
-        predicted += len(predictions)
-        for image, prediction in zip(read, predictions, strict=True):
+        answered = list(zip(read, predictor.predict_batch(seen, trajectory=wanted), strict=True))
+        predicted += len(answered)
+        for image, prediction in answered:
             if options.json:
                 print(to_line(image.name, prediction, claimed, options.top))
             else:
                 show(image.name, prediction, claimed, options.top, console)
-        drawn += list(zip(read, predictions, strict=True))[: MOST_DRAWN - len(drawn)] if wanted else []
+        if wanted:
+            drawn += answered[: MOST_DRAWN - len(drawn)]
     if drawn and options.trajectory is not None:
         draw(drawn, predictor.class_names, options.trajectory, options.top)
         left = f", the first {len(drawn)} of {predicted} images" if predicted > len(drawn) else ""

@@ -20,7 +20,7 @@ from didicm.data.picture import Picture, viewable
 from didicm.errors import UserError
 from didicm.files import SOFTWARE, write_files
 from didicm.inference.bulk import Tally
-from didicm.inference.prediction import Prediction, why_unreadable
+from didicm.inference.prediction import Prediction, read_or_error
 from didicm.text import count, readable
 
 T = TypeVar("T")
@@ -35,13 +35,13 @@ def read_batches(
         some = True
         read, seen = [], []
         for image in batch:
-            try:
-                with image.open() as opened:
-                    seen.append(prepare(opened))
-                read.append(image)
-            except Exception as error:  # a broken file can raise nearly anything from inside a decoder
-                told = f"{image.name} cannot be read as an image ({why_unreadable(error)})"
+            found = read_or_error(prepare, image)
+            if isinstance(found, str):
+                told = f"{image.name} cannot be read as an image ({found})"
                 print(f"didicm: {readable(told)}", file=sys.stderr)
+            else:
+                read.append(image)
+                seen.append(found)
         yield read, seen, len(batch) - len(read)
     if not some:  # an empty list on standard input
         raise UserError(NO_IMAGES)

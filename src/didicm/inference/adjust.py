@@ -121,8 +121,10 @@ def make_adjustment(
     if taxonomy is not None:
         coarse = _coarser(taxonomy, class_names)
         own = [coarse[name] for name in names]
-        names = [name for name in taxonomy if name in own]
-        group = np.array([names.index(name) for name in own])
+        left = set(own)
+        names = [name for name in taxonomy if name in left]
+        number = {name: m for m, name in enumerate(names)}
+        group = np.array([number[name] for name in own])
     factors = factors / factors.max()
     restricted, other_prior = len(possible) < len(class_names), bool(factors.min() < 1 - SAME)
     return Adjustment(names, possible, factors, group, restricted, other_prior)

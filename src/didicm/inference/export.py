@@ -95,7 +95,7 @@ def export(
     calibration, note = None, "calibration left out"
     if calibrated:
         calibration, note = find_calibration(model.place, model.posterior)
-    out, metadata, found = Path(out), _metadata(model, calibration), [math.inf]
+    out, metadata, difference = Path(out), _metadata(model, calibration), math.inf
     write = {"onnx": _write_onnx, "torch": _write_torch}[format]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -103,13 +103,14 @@ def export(
         cases = _cases(Predictor(model, calibration), files)
 
     def write_checked(part: Path) -> None:
+        nonlocal difference
         program = _trace(model, calibration)
         scored = len(program.graph_signature.user_outputs) > 1
         answer = write(program, part, metadata if scored else replace(metadata, outliers=None))
-        found[0] = _largest_difference(answer, cases)
+        difference = _largest_difference(answer, cases)
 
     write_files(out.parent, {out.name: write_checked})
-    return Exported(out, found[0], note)
+    return Exported(out, difference, note)
 
 
 def is_exported(path: Path) -> bool:
@@ -222,12 +223,13 @@ def _cases(predictor: Predictor, files: Sequence[str | Path]) -> list[tuple[Arra
 
 def _largest_difference(answer: Answer, cases: Sequence[tuple[Array, Array, list[float | None]]]) -> float:
     """Of a probability; one that is too large is an error, and so is one of an outlier score."""
-    largest = 0.0
+    found = []
     for pixels, expected, known in cases:
         probs, scores = answer(pixels)
-        largest = max(largest, float(np.abs(probs - expected).max()))
+        found.append(np.abs(probs - expected).max())
         if scores is not None and not np.allclose(scores, np.array(known, dtype=float), rtol=SCORE_TOLERANCE):
             raise UserError("the outlier scores of the exported graph differ from PyTorch's: nothing was written")
+    largest = float(np.max(found))  # Python's max would pass over what is not a number
     if not largest < TOLERANCE:
         raise UserError(
             f"the exported graph differs from PyTorch by {largest:.2g} in a probability, more than {TOLERANCE:g}: "

@@ -144,11 +144,9 @@ def _evaluations(folders: set[Path], checkpoint: Checkpoint) -> tuple[list[dict[
 def _public(about: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of an evaluation or a calibration, without where its images lie on this machine."""
     place = str(about.get("data", ""))
-    name = place if "://" in place else Path(place).name
-    return {
-        key: value.replace(place, name) if isinstance(value, str) and place else value
-        for key, value in about.items()
-    }
+    name = place if "://" in place else Path(place).name or place
+    texts = {key: about[key] for key in ("data", "split", "images") if isinstance(about.get(key), str)}
+    return {**about, **{key: text.replace(place, name) for key, text in texts.items()}}
 
 
 def _eval_results(evaluations: Sequence[Mapping[str, Any]]) -> list[Any]:

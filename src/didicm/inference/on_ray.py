@@ -54,7 +54,7 @@ def predict_on_ray(
         at_once = max(1, len(numbers) // (AHEAD * count))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False  # our own display is enough
-        work = ray.data.from_items([int(k) for k in numbers], override_num_blocks=-(-len(numbers) // at_once))
+        work = ray.data.from_items(list(numbers), override_num_blocks=-(-len(numbers) // at_once))
         arguments = (os.getcwd(), source, {**loading, "device": "auto" if gpus else "cpu"}, job)
         done = work.map_batches(
             Actor, batch_size=at_once, compute=ray.data.ActorPoolStrategy(size=count),
@@ -64,7 +64,9 @@ def predict_on_ray(
             for row in done.iter_rows():
                 yield Tally(**{name: int(value) for name, value in row.items()})
         except ray.exceptions.RayTaskError as error:
-            raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from error
+            if isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from error
+            raise
         except ray.exceptions.RayError as error:
             raise UserError(f"the work on Ray failed ({reason(error)}): run it again to go on") from error
 

@@ -60,7 +60,12 @@ def _fold_batch_norms(model: nn.Module) -> None:
     leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
     for (conv_name, conv), (norm_name, norm) in pairwise(leaves):
         # The exact type: subclasses of BatchNorm2d may do more, such as timm's with an activation.
-        if isinstance(conv, nn.Conv2d) and type(norm) is nn.BatchNorm2d:
+        if (
+            isinstance(conv, nn.Conv2d)
+            and type(norm) is nn.BatchNorm2d
+            and norm.num_features == conv.out_channels  # else it follows something else
+            and norm.track_running_stats
+        ):
             model.set_submodule(conv_name, fuse_conv_bn_eval(conv, norm))
             model.set_submodule(norm_name, nn.Identity())
 

@@ -85,9 +85,9 @@ class Parts:
             changed = [name for name in {**old, **plan} if old.get(name) != plan.get(name)]
             if changed:
                 what = ", ".join(WORDS.get(name, name.replace("_", " ")) for name in changed)
-                raise UserError(f"{self.out} was begun with other settings ({what}): {AGAIN}")
+                raise UserError(f"{self.folder} was begun with other settings ({what}): {AGAIN}")
         elif any(self.folder.glob("part-*")):
-            raise UserError(f"{self.out} holds parts of something else: give another --out")
+            raise UserError(f"{self.folder} holds parts of something else: give another --out")
         else:
             write_files(self.folder, {PLAN: to_json(plan)})
 

@@ -109,7 +109,6 @@ class BasePredictor(ABC):
     """A model ready for use, whatever runs it; as declared here, one that answers as it was exported."""
 
     has_trajectory = False  # whether the posterior comes about step by step
-    compiled = False
     on_cpu: bool  # whether it shares the cores with the decoding of images
     scores_outliers: bool  # whether it knows how unlike the training images an image is
     calls: int  # of the network per image, unless an early stop saves some
@@ -220,7 +219,7 @@ class BasePredictor(ABC):
 def decode(work: Work, prepare: Callable[[Picture], Array], each: Callable[..., Iterable[Any]] = map) -> Batch:
     """Decode the images of a batch to pixels, `each` by itself."""
     part, last, images = work
-    read: list[Array | str] = list(each(partial(_pixels_or_error, prepare), images))
+    read: list[Array | str] = list(each(partial(read_or_error, prepare), images))
     seen = [found for found in read if not isinstance(found, str)]
     black = np.zeros_like(seen[0]) if seen else np.zeros(0, dtype=np.uint8)
     pixels = np.stack([black if isinstance(found, str) else found for found in read])
@@ -228,12 +227,13 @@ def decode(work: Work, prepare: Callable[[Picture], Array], each: Callable[..., 
     return Batch(part, last, [image.name for image in images], errors, pixels)
 
 
-def _pixels_or_error(prepare: Callable[[Picture], Array], image: ImageRef) -> Array | str:
+def read_or_error(transform: Callable[[Picture], T], image: ImageRef) -> T | str:
+    """What `transform` makes of an image, or what kept it from being read."""
     try:
         with image.open() as opened:
-            return prepare(opened)
+            return transform(opened)
     except Exception as error:  # a broken file can raise nearly anything from inside a decoder
-        return why_unreadable(error)
+        return _why_unreadable(error)
 
 
 def read_source(image: Source, transform: Callable[[Picture], T]) -> T:
@@ -254,10 +254,10 @@ def read_source(image: Source, transform: Callable[[Picture], T]) -> T:
             return transform(opened)
     except Exception as error:  # a broken file can raise nearly anything from inside a decoder
         name = readable(str(image)) if isinstance(image, (str, Path)) else "the image given"
-        raise UnreadableImageError(f"{name} cannot be read as an image ({why_unreadable(error)})") from error
+        raise UnreadableImageError(f"{name} cannot be read as an image ({_why_unreadable(error)})") from error
 
 
-def why_unreadable(error: Exception) -> str:
+def _why_unreadable(error: Exception) -> str:
     """What kept an image from being read, without its name."""
     return "no such file" if isinstance(error, FileNotFoundError) else reason(error)
 

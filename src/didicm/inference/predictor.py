@@ -32,6 +32,8 @@ COMPILERS = (os.environ.get("CXX", ""), "g++", "clang++")
 class Predictor(BasePredictor):
     """A trained model ready for use: `Predictor.load(directory)("cat.jpg")`."""
 
+    compiled = False
+
     def __init__(self, model: StoredModel, calibration: Calibration | None = None, **asked: Any) -> None:
         if calibration is not None and calibration.posterior != model.posterior:
             raise UserError("the calibration was fitted with other settings: omit the calibration or the settings")

@@ -4,7 +4,6 @@ From plain arrays, so that any way to run a model can write them.
 """
 
 import csv
-import io
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -158,11 +157,11 @@ class RowWriter:
                 for part in parts:
                     writer.write_table(_parquet().read_table(part))
             return
-        with open(path, "wb") as whole:
-            for part in parts:
-                with open(part, "rb") as file:
-                    if self.format == "csv" and whole.tell():
-                        file.seek(self._header_size(part))
+        with open(path, "w", encoding="utf-8", newline="") as whole:
+            for i, part in enumerate(parts):
+                with open(part, encoding="utf-8", newline="") as file:
+                    if self.format == "csv" and i:
+                        next(csv.reader(iter(file.readline, "")))  # the header, which may go over several lines
                     shutil.copyfileobj(file, whole)
 
     def _header(self, rows: Rows) -> list[str]:
@@ -171,15 +170,6 @@ class RowWriter:
         sets += [] if rows.sets is None else ["conformal_set"]
         every = [] if rows.all_probs is None else [f"probability_of_{name}" for name in self.class_names]
         return ["image", *top, "entropy", *sets, *every, "nfe", "error"]
-
-    @staticmethod
-    def _header_size(part: Path) -> int:
-        """Bytes of the first row, which may go over several lines."""
-        with open(part, encoding="utf-8", newline="") as file:
-            header = next(csv.reader(file))
-        row = io.StringIO()
-        csv.writer(row, lineterminator="\n").writerow(header)
-        return len(row.getvalue().encode("utf-8"))
 
     def _table(self, rows: Rows) -> Any:
         """An Arrow table; with all probabilities, the names of the classes are in its metadata."""

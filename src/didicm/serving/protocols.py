@@ -2,14 +2,14 @@
 
 import math
 import os
-import urllib.error
+import string
 import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import partial
-from http.client import HTTPMessage
+from http.client import HTTPException, HTTPMessage
 from importlib.metadata import version
 from typing import IO, Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import numpy as np
 from fastapi import FastAPI, Request
@@ -123,12 +123,14 @@ def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
         and math.prod(shape) <= limits.upload_bytes
     ):
         try:
-            pixels = np.asarray(data, dtype=np.uint8).reshape(shape)
-        except (ValueError, TypeError, OverflowError) as error:
+            pixels = np.asarray(data).reshape(shape)  # of its own type: as uint8 it would lose fractions
+            if pixels.dtype.kind != "i" or pixels.min() < 0 or pixels.max() > 255:
+                raise ValueError
+        except ValueError as error:
             raise RefusalError(
-                400, "the data of a UINT8 tensor must be as many numbers as its shape says"
+                400, "the data of a UINT8 tensor must be as many whole numbers up to 255 as its shape says"
             ) from error
-        return [from_pixels(array) for array in pixels]
+        return [from_pixels(array) for array in pixels.astype(np.uint8)]
     raise RefusalError(400, "the tensor must be BYTES of shape (N), or UINT8 of shape (N, H, W, channels)")
 
 
@@ -173,15 +175,17 @@ class LabelStudio:
             return UserError("the task has no image")
         if address.startswith("data:"):
             return from_base64(address)
-        url = urljoin(self.host or "", address)
-        if self.host is None or urlsplit(url)[:2] != urlsplit(self.host)[:2]:
-            return UserError("images of this address are not fetched: see --label-studio")
         key = os.environ.get(LABEL_STUDIO_KEY)
-        request = urllib.request.Request(url, headers={"Authorization": f"Token {key}"} if key else {})
         try:
+            url = urlsplit(urljoin(self.host or "", address))
+            if self.host is None or url[:2] != urlsplit(self.host)[:2]:
+                return UserError("images of this address are not fetched: see --label-studio")
+            url = url._replace(path=quote(url.path, safe=string.punctuation))  # names of files may have spaces
+            headers = {"Authorization": f"Token {key}"} if key else {}
+            request = urllib.request.Request(url.geturl(), headers=headers)
             with urllib.request.build_opener(_NoRedirect).open(request, timeout=10) as response:
-                data = response.read(self.service.limits.upload_bytes + 1)
-        except (OSError, ValueError, urllib.error.URLError):
+                data: bytes = response.read(self.service.limits.upload_bytes + 1)
+        except (OSError, ValueError, HTTPException):
             return UserError("Label Studio did not hand over the image")
         return data if len(data) <= self.service.limits.upload_bytes else UserError("the image is too large")
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from didicm.errors import UserError
@@ -26,6 +25,7 @@ from didicm.serving.metrics import Metrics
 TOKEN_VARIABLE = "DIDICM_TOKEN"
 SHORTEST_TOKEN = 16
 OTHER = "other"
+GONE = 499  # nginx's status for a client that left before its answer
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -110,8 +110,6 @@ class Guard:
         except asyncio.TimeoutError:
             late = RefusalError(408, f"the request did not arrive within {self.limits.seconds:g} s")
             await visit.answer(scope, busy() if visit.arrived else late)
-        except ClientDisconnect:
-            pass  # nobody is left to answer
         except Exception:
             if visit.status != 500:  # else it has been logged and answered already
                 raise
@@ -125,7 +123,8 @@ class Guard:
         if scope["method"] == "POST":
             if self.requests >= self.limits.requests:
                 raise busy()
-            visit.count()
+            visit.counted = 1
+            self.requests += 1
             if int(headers.get("content-length") or 0) > self.limits.upload_bytes:
                 raise self.too_large()
         await self.app(scope, visit.receive, visit.send)
@@ -141,13 +140,9 @@ class _Visit:
     def __init__(self, guard: Guard, receive: Receive, send: Send) -> None:
         self.guard, self._receive, self._send = guard, receive, send
         self.start = time.perf_counter()
-        self.counted, self.bytes, self.arrived = 0, 0, False
+        self.counted = self.bytes = 0  # of the requests and bytes under way
+        self.arrived = False
         self.status: int | None = None
-
-    def count(self) -> None:
-        """Take one of the places for requests under way."""
-        self.counted = 1
-        self.guard.requests += 1
 
     async def receive(self) -> Message:
         """A part of the body, within the limits."""
@@ -183,7 +178,7 @@ class _Visit:
         self.guard.requests -= self.counted
         self.guard.bytes -= self.bytes
         path = getattr(scope.get("route"), "path", OTHER)  # of a stranger's paths there is no end
-        self.guard.metrics.request(path, self.status or 499, time.perf_counter() - self.start)
+        self.guard.metrics.request(path, self.status or GONE, time.perf_counter() - self.start)
 
 
 def find_access(host: str, token_file: Path | None, allow_anonymous: bool) -> Access:
@@ -200,7 +195,7 @@ def find_access(host: str, token_file: Path | None, allow_anonymous: bool) -> Ac
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is this machine alone."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

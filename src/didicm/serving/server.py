@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -15,13 +16,14 @@ import yaml
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from didicm.data.decode import image_formats
 from didicm.errors import UserError
 from didicm.inference.prediction import BasePredictor
 from didicm.serving import protocols
-from didicm.serving.security import Access, Guard, RefusalError, refuse
+from didicm.serving.security import GONE, Access, Guard, RefusalError, refuse
 from didicm.serving.service import Service, log
 from didicm.serving.uploads import read_upload
 
@@ -55,7 +57,7 @@ def create_app(service: Service, access: Access, *, label_studio: str | None = N
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        exception_handlers={HTTPException: _refuse, Exception: _fail},
+        exception_handlers={HTTPException: _refuse, ClientDisconnect: _leave, Exception: _fail},
     )
     guard = Guard(app, limits=service.limits, access=access, metrics=service.metrics, free={*PAGE, *HEALTH})
     studio = protocols.LabelStudio(service, label_studio)
@@ -113,8 +115,8 @@ def _add_page(app: FastAPI, service: Service) -> None:
     files = resources.files("didicm.serving") / "page"
     for path, (name, kind) in PAGE.items():
         response = Response((files / name).read_bytes(), media_type=kind)
-        methods = ["GET", "HEAD"]
-        app.add_api_route(path, lambda response=response: response, methods=methods, include_in_schema=False)
+        send = partial(lambda found: found, response)  # not by a default: FastAPI would read it from the query
+        app.add_api_route(path, send, methods=["GET", "HEAD"], include_in_schema=False)
 
     @app.get("/examples", summary="Images to try")
     async def examples() -> list[dict[str, str]]:
@@ -132,13 +134,20 @@ async def _refuse(_: Request, error: Exception) -> Response:
     return refuse(error)
 
 
+async def _leave(_: Request, error: Exception) -> Response:
+    return Response(status_code=GONE)  # for the metrics: nobody is left to read it
+
+
 async def _fail(_: Request, error: Exception) -> Response:
     log.error("a request failed", exc_info=error)
     return JSONResponse({"error": "the server failed: its log has the reason"}, 500)
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP for clients that may be slow, but not for ever: uvicorn alone would wait for a head without end."""
+    """HTTP for clients that may be slow, but not for ever.
+
+    uvicorn alone would wait without end: for a head, and to send an answer that the client does not read.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -149,6 +158,14 @@ class PatientProtocol(H11Protocol):
         super().on_response_complete()
         self._timer.cancel()
         self._expect_request(after=last)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(PATIENCE, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._unread.cancel()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -169,6 +186,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen()  # two may bind an address as long as none listens
     except (OSError, OverflowError) as error:
         found.close()
         detail = getattr(error, "strerror", None) or error

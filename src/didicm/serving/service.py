@@ -29,7 +29,8 @@ from didicm.processes import usable_cores
 from didicm.serving.batching import Batcher, Question
 from didicm.serving.metrics import Metrics
 from didicm.serving.security import Limits, RefusalError
-from didicm.serving.uploads import Options, check_pixels, load_pixels, open_upload
+from didicm.serving.uploads import MOST_VALUES, Options, check_pixels, load_pixels, open_upload
+from didicm.text import readable
 
 log = logging.getLogger("didicm.serving")
 
@@ -102,7 +103,8 @@ class Service:
                 log.error("the model failed on an image", exc_info=answer)
                 answer = UserError("the model failed on this image")
             results[i] = answer
-        self.metrics.images(len(good), len(images) - len(good))
+        predicted = sum(isinstance(result, Prediction) for result in results)
+        self.metrics.images(predicted, len(results) - predicted)
         return results
 
     async def _read(self, model: BasePredictor, image: Source | Fetch) -> Any:
@@ -143,7 +145,14 @@ class Service:
         except UserError as error:
             raise RefusalError(422, str(error)) from error
         answers = await self.answers(images, question, name)
-        return [describe(answer, model, adjustment, options.top) for answer in answers]
+        states = sum(1 + len(answer.trajectory or ()) for answer in answers if isinstance(answer, Prediction))
+        if states * min(options.top, len(model.class_names)) > MOST_VALUES:
+            remedy = "ask about fewer images, for fewer classes by top, or without the trajectory"
+            raise RefusalError(422, f"the answer would hold more than {MOST_VALUES:,} probabilities: {remedy}")
+        # A thousand classes at every step of many images take seconds, in which others are answered.
+        return await asyncio.to_thread(
+            lambda: [describe(answer, model, adjustment, options.top) for answer in answers]
+        )
 
 
 def read_image(model: BasePredictor, image: Source, limits: Limits) -> Any:
@@ -198,12 +207,11 @@ def find_examples(folder: Path | None, class_names: Sequence[str], limits: Limit
             if path.stat().st_size > limits.upload_bytes:  # the page could not send it
                 continue
             data = path.read_bytes()
-            kind = load_pixels(open_upload(data, limits.pixels)).format
+            image = load_pixels(open_upload(data, limits.pixels))
         except (OSError, UserError):
             continue  # a folder of images may hold other files
-        if kind not in DRAWN:
-            continue
-        found.append(Example(path.stem, data, Image.MIME[kind]))
+        if isinstance(image, Image.Image) and image.format in DRAWN:
+            found.append(Example(readable(path.stem), data, Image.MIME[image.format]))
         if len(found) == MOST_EXAMPLES:
             break
     if not found:

@@ -43,8 +43,8 @@ def read_tasks(content: Mapping[str, Any], limits: Limits) -> Tasks:
 
 def read_interface(config: Any) -> Interface:
     """The image of a labelling interface and the choices for it."""
-    if not isinstance(config, str) or "<!" in config:  # no document types: they could define entities
-        raise RefusalError(400, "the labelling interface is missing or has a document type")
+    if not isinstance(config, str):
+        raise RefusalError(400, "the labelling interface is missing")
     if len(config.encode()) > INTERFACE_BYTES:
         raise RefusalError(413, f"the labelling interface is larger than {INTERFACE_BYTES:,} bytes")
     try:
@@ -61,9 +61,12 @@ def read_interface(config: Any) -> Interface:
 
 
 class _BoundedBuilder(ElementTree.TreeBuilder):
-    """Stops at too many elements, or too deep ones."""
+    """Stops at too many elements, too deep ones, and a document type, which could define entities."""
 
     count = depth = 0
+
+    def doctype(self, *_: str | None) -> None:
+        raise RefusalError(400, "the labelling interface must not have a document type")
 
     def start(self, tag: str, attrs: dict[Any, Any], /) -> ElementTree.Element:
         self.count += 1

@@ -159,6 +159,10 @@ def test_what_would_mix_two_things_is_refused_in_a_sentence(predictor, model, ph
         asked = {"model": predictor, "images": photos, "out": out, "settings": SMALL, **change}
         with pytest.raises(UserError, match=says):
             predict(**asked)
+    with pytest.raises(ZeroDivisionError):
+        predict(predictor, photos, tmp_path / "x.csv", settings=SMALL, progress=lambda *_: 1 / 0)
+    with pytest.raises(UserError, match=r"\.x\.csv\.parts was begun .* \(top\): .* remove it to start anew"):
+        predict(predictor, photos, tmp_path / "x.csv", settings=replace(SMALL, top=1))
     predict(predictor, photos, tmp_path / "x.csv", settings=SMALL)
     with pytest.raises(UserError, match=r"x\.csv exists already: give another --out, or replace it with --force"):
         predict(predictor, photos, tmp_path / "x.csv", settings=SMALL)

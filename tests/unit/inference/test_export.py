@@ -117,3 +117,9 @@ def test_a_graph_that_differs_is_not_written(tiny_network, tmp_path, monkeypatch
     ):
         export(model, tmp_path / "out" / "model.pt2", format="torch")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_answer_that_is_not_a_number_differs():
+    cases = [(None, np.array([[0.5, 0.5]]), [None]), (None, np.array([[np.nan, 0.5]]), [None])]
+    with pytest.raises(UserError, match="differs from PyTorch by nan"):
+        module._largest_difference(lambda pixels: (np.array([[0.5, 0.5]]), None), cases)

@@ -114,6 +114,27 @@ def test_a_network_that_cannot_be_folded_stays_as_it_is():
     assert torch.allclose(fast(image), classifier(image), atol=1e-5)
 
 
+def test_norms_that_follow_no_convolution_stay_as_they_are():
+    class Dense(nn.Module):
+        num_classes, in_chans = 5, 3
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3, padding=1)
+            self.bn = nn.BatchNorm2d(8)  # of the features so far, as in a DenseNet
+            self.last = nn.Conv2d(8, 5, 3)
+            self.own = nn.BatchNorm2d(5, track_running_stats=False)
+
+        def forward(self, image):
+            x = torch.cat([image, self.conv(image)], 1)
+            return self.own(self.last(self.bn(x))).mean((2, 3)) + x[:, :5].mean((2, 3))
+
+    classifier, image = StandardClassifier(Dense()).eval(), torch.randn(2, 3, 8, 8)
+    fast = optimize_for_inference(classifier)
+    assert norms(fast.model) == 2
+    assert torch.allclose(fast(image), classifier(image), atol=1e-5)
+
+
 def test_an_optimised_copy_is_not_for_saving(tmp_path):
     fast = optimize_for_inference(CLASSIFIERS["standard"]())
     for classifier in (fast, Ensemble([fast])):

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from didicm import Predictor, UserError, push
-from didicm.inference.hub import METRICS
+from didicm.inference.hub import METRICS, _public
 from tests.oracle.hub import running_hub
 
 
@@ -68,6 +68,15 @@ def test_what_is_missing_or_out_of_date_is_told(hub, save_model, tmp_path):
     assert "calibration.json" not in hub
     metrics.unlink()
     assert push(model, "hf://owner/name").notes[0] == "there are no metrics: didicm evaluate adds them"
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("/home/me/photos", "photos"), ("d/a", "a"), (".", "."), ("hf://owner/data", "hf://owner/data")],
+)
+def test_only_what_names_the_place_of_the_images_is_changed(place, name):
+    about = {"data": place, "split": f"all of {place}", "corruption": "blur:0.5", "image_digests": "xd/ay", "n": 3}
+    assert _public(about) == {**about, "data": name, "split": f"all of {name}"}
 
 
 def test_nothing_is_sent_that_does_not_load(hub, save_model, tmp_path, monkeypatch):

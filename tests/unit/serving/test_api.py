@@ -211,6 +211,11 @@ def test_openapi_describes_every_form(client):
     assert {"/health", "/info", "/metrics", "/setup", "/v2/models/{name}/infer"} <= set(schema["paths"])
 
 
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/icon.svg"])
+def test_no_query_changes_the_page(client, path):
+    assert client.get(f"{path}?response=other&found=other&request=other") == client.get(path)
+
+
 @pytest.mark.parametrize("path", ["/", "/page.js", "/health"])
 def test_monitors_may_ask_for_the_head_alone(client, path):
     status, body, headers = client.request("HEAD", path)
@@ -232,6 +237,19 @@ def test_metrics_count_what_was_done(serve_here, predictor, file):
     assert "didicm_requests_under_way 0" in lines
     for line in lines:  # the format's grammar: a comment, or a name with labels and a number
         assert line.startswith("# ") or math.isfinite(float(line.rpartition(" ")[2]))
+
+
+def test_an_image_on_which_the_model_fails_is_not_counted_as_predicted(serve_here, predictor, file):
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(predictor, name)
+
+        def predict_batch(self, images, **options):
+            raise FloatingPointError
+
+    client = serve_here({"bees": Failing()})
+    assert client.post("/predict", file())[1]["predictions"] == [{"error": "the model failed on this image"}]
+    assert 'didicm_images_total{outcome="predicted"} 0' in client.get("/metrics")[1].decode().splitlines()
 
 
 def test_examples_are_images(serve_here, predictor, file):

@@ -1,5 +1,7 @@
 import io
+import os
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -21,6 +23,7 @@ def test_a_folder_of_examples_is_read_without_its_other_files(tmp_path, write):
     write(tmp_path / "b" / "bee.jpg")
     write(tmp_path / "ant.png")
     (tmp_path / "notes.txt").write_text("no image")
+    np.save(tmp_path / "many.npy", np.zeros((9, 9, 5), dtype=np.uint8))
     found = find_examples(tmp_path, [], Limits())
     assert [(example.name, example.media_type) for example in found] == [
         ("ant", "image/png"),
@@ -42,3 +45,9 @@ def test_a_folder_of_examples_shows_every_class_and_only_what_the_page_can_show_
     found = find_examples(tmp_path, [], Limits(upload_bytes=10**6))
     expected = [f"{name} {i:02}" for name in ("ant", "bee", "cat") for i in range(4)]
     assert sorted(example.name for example in found) == expected
+
+
+def test_an_example_whose_name_is_no_text_is_offered_all_the_same(tmp_path, write, serve_here, predictor):
+    write(tmp_path / "bee.png").rename(os.fsdecode(os.fsencode(tmp_path) + b"/b\xe9e.png"))
+    client = serve_here({"bees": predictor}, examples=find_examples(tmp_path, [], Limits()))
+    assert client.get("/examples") == (200, [{"name": "b\ufffde", "url": "examples/0"}])

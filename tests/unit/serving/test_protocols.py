@@ -67,7 +67,12 @@ def test_files_and_pixels_infer_alike(client, predictor, picture, file):
         [{"datatype": "FP32", "shape": [1, 2, 2, 3], "data": [0] * 12}],
         [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [0] * 11}],
         [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [256] * 12}],
+        [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [-1] * 12}],
+        [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [0.5] * 12}],
+        [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [2**70] * 12}],
+        [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [[0] * 11, 0]}],
         [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": ["x"] * 12}],
+        [{"datatype": "UINT8", "shape": [1, 2, 2, 3], "data": ["1"] * 12}],
         [{"datatype": "UINT8", "shape": [1, 10**6, 10**6, 3], "data": []}],
         [{"datatype": "BYTES", "shape": [65], "data": ["aa"] * 65}],
         [{"datatype": "BYTES", "shape": [-1], "data": []}],
@@ -106,6 +111,8 @@ def test_unknown_parameters_are_refused(client, file):
 def test_label_studio_connects_and_gets_its_choices(client, predictor, file):
     status, content = client.post_json("/setup", {"project": "1.2", "schema": INTERFACE, "hostname": "http://ls"})
     assert (status, content) == (200, {"model_version": "bees"})
+    commented = f'{INTERFACE}<!-- {{"data": {{"picture": "/a.png"}}}} -->'  # as in Label Studio's own templates
+    assert client.post_json("/setup", {"schema": commented})[0] == 200
     tasks = [
         {"id": 1, "data": {"picture": f"data:image/png;base64,{b64(file(1))}"}},
         {"id": 2, "data": {"picture": "http://169.254.169.254/latest"}},  # not ours to fetch
@@ -130,6 +137,8 @@ def test_label_studio_connects_and_gets_its_choices(client, predictor, file):
         "<View/>",
         '<View><Choices name="a" toName="nothing"/></View>',
         '<!DOCTYPE x [<!ENTITY a "aaaa">]><View>&a;</View>',
+        INTERFACE.replace("<View>", '<!DOCTYPE View SYSTEM "file:///etc/passwd"><View>'),
+        INTERFACE.replace("<View>", "<!DOCTYPE View><View>"),
     ],
 )
 def test_an_interface_without_choices_for_an_image_is_refused(client, interface):
@@ -161,16 +170,20 @@ def test_images_are_fetched_from_label_studio_alone(serve_here, predictor, file,
     addresses = [
         "/data/a.png",
         f"{address}/data/b.png",
+        "/data/my bée%20.png?d=/1",
         "/moved",
+        "/data/c.png?d=a b",
         "http://127.0.0.1:1/c.png",
+        "http://[",
         "file:///etc/passwd",
     ]
     tasks = [{"data": {"picture": each}} for each in addresses]
     _, content = client.post_json("/predict", {"tasks": tasks, "label_config": INTERFACE})
     studio.shutdown()
     studio.server_close()
-    assert [bool(entry["result"]) for entry in content["results"]] == [True, True, False, False, False]
-    assert sorted(seen) == [("/data/a.png", "Token key"), ("/data/b.png", "Token key"), ("/moved", "Token key")]
+    assert [bool(entry["result"]) for entry in content["results"]] == [True] * 3 + [False] * 5
+    fetched = ["/data/a.png", "/data/b.png", "/data/my%20b%C3%A9e%20.png?d=/1", "/moved"]
+    assert sorted(seen) == [(path, "Token key") for path in fetched]
 
 
 def test_few_fetched_images_are_in_memory_at_once(serve_here, predictor, file, monkeypatch):

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from didicm.errors import UserError
-from didicm.serving import server
+from didicm.serving import server, service
 from didicm.serving.security import HEADERS, Access, Limits, find_access
-from didicm.serving.service import read_image
+from didicm.serving.service import Example, read_image
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -83,7 +83,7 @@ def test_without_the_token_only_health_and_the_empty_page_are_open(serve_here, p
 
 def test_a_web_page_cannot_reach_the_server_by_a_name_of_its_own(client, serve_here, predictor):
     assert client.get("/info", Host="rebound.example:8000")[0] == 421
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+    for host in ("localhost:8000", "LocalHost", "127.0.0.1", "[::1]:8000"):
         assert client.get("/info", Host=host)[0] == 200
     assert serve_here({"bees": predictor}, Access(any_host=True)).get("/info", Host="gpu.example")[0] == 200
 
@@ -198,6 +198,36 @@ def test_no_body_keeps_others_waiting(client, path, body, status):
     assert longest < 3
 
 
+def test_an_answer_is_bounded_too(client, file, monkeypatch):
+    monkeypatch.setattr(service, "MOST_VALUES", 20)
+    query = "/predict?trajectory=true&steps=4&top=1000"  # three classes at the start and after every step
+    images = [("image", "a.png", file())] * 2
+    assert client.post_form(query, images[0])[0] == 200
+    status, content = client.post_form(query, *images)
+    assert status == 422
+    assert "more than 20 probabilities: ask about fewer images" in content["error"]
+    assert client.post_form("/predict?top=1000", *images)[0] == 200
+
+
+def test_others_are_answered_while_an_answer_is_worded(client, file, monkeypatch):
+    begun, answered, describe = threading.Event(), threading.Event(), service.describe
+
+    def slow(*arguments):
+        begun.set()
+        assert answered.wait(60)
+        return describe(*arguments)
+
+    monkeypatch.setattr(service, "describe", slow)
+    found = []
+    asking = threading.Thread(target=lambda: found.append(client.post("/predict", file())[0]))
+    asking.start()
+    assert begun.wait(600)
+    assert client.get("/health")[0] == 200
+    answered.set()
+    asking.join()
+    assert found == [200]
+
+
 def test_text_in_a_form_is_bounded_as_json_is(client, file):
     image, deep, many = ("i", "i.png", file()), "[" * 60 + "]" * 60, "[" + "[]," * 300_000 + "[]]"
     assert client.post_form("/predict", image, ("prior", deep))[0] == 422
@@ -239,7 +269,7 @@ def test_a_full_queue_and_full_memory_are_overload(serve_here, predictor, file):
     assert client.post("/predict", bytes(1001))[0] == 503
 
 
-def test_a_model_that_takes_too_long_is_overload_and_a_slow_upload_is_late(serve_here, predictor, file):
+def test_a_model_that_takes_too_long_is_overload_and_a_slow_upload_is_late(serve_here, predictor, file, caplog):
     gate = Gate(predictor)
     client = serve_here({"bees": gate}, limits=Limits(seconds=0.5))
     assert client.post("/predict", file())[0] == 503
@@ -252,7 +282,10 @@ def test_a_model_that_takes_too_long_is_overload_and_a_slow_upload_is_late(serve
         gone.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
     while "didicm_requests_under_way 0" not in client.get("/metrics")[1].decode().splitlines():
         pass
-    assert "didicm_upload_bytes_under_way 0" in client.get("/metrics")[1].decode().splitlines()
+    told = client.get("/metrics")[1].decode().splitlines()
+    assert "didicm_upload_bytes_under_way 0" in told
+    assert 'didicm_requests_total{path="/predict",status="499"} 1' in told
+    assert "ClientDisconnect" not in caplog.text  # that is no failure of ours
 
 
 def test_a_client_that_never_finishes_its_head_is_dropped(serve_here, predictor, monkeypatch):
@@ -268,6 +301,28 @@ def test_a_client_that_never_finishes_its_head_is_dropped(serve_here, predictor,
             except ConnectionResetError:
                 pass
             assert received.count(b"HTTP/1.1 200") == said.count(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_a_client_that_never_reads_its_answers_is_dropped(requests, serve_here, predictor, monkeypatch):
+    monkeypatch.setattr(server, "PATIENCE", 0.5)
+    large = Example("large", bytes(2**24), "image/png")  # more than the system keeps for a connection
+    client = serve_here({"bees": predictor}, limits=Limits(seconds=1), examples=[large])
+    with socket.create_connection(("127.0.0.1", client.port), timeout=600) as deaf:
+        deaf.sendall(b"GET /examples/0 HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
+        time.sleep(3)
+        received = 0
+        try:
+            while part := deaf.recv(2**20):
+                received += len(part)
+        except ConnectionResetError:
+            pass
+        assert received < 2**24
+
+
+def test_an_address_in_use_shows_at_once(serve_here):
+    with server.open_socket("127.0.0.1", 0) as first, pytest.raises(UserError, match="choose another"):
+        server.open_socket("127.0.0.1", first.getsockname()[1])
 
 
 def test_an_answer_without_a_reason_says_nothing_of_the_inside(serve_here, predictor, file, caplog):
