@@ -28,13 +28,11 @@ CLEAN = "clean"
 
 def convert(images: Path, labels: Path, out: Path) -> dict[str, float]:
     """Write images and tables to `out`; the share of wrong training labels by table."""
-    given = {
-        name: values for name, values in np.load(labels, allow_pickle=False).items() if values.dtype == np.uint8
-    }
+    stored = np.load(labels, allow_pickle=False)
+    given = {name: values for name, values in stored.items() if values.dtype == np.uint8}
     if CLEAN not in given:
-        raise UserError(
-            f"{labels} has no array {CLEAN!r}, only {', '.join(given) or 'none of 8-bit class numbers'}"
-        )
+        only = ", ".join(given) or "none of 8-bit class numbers"
+        raise UserError(f"{labels} has no array {CLEAN!r}, only {only}")
     splits = {split: pq.read_table(images / f"{split}.parquet") for split in ("train", "test")}
     names = Features.from_arrow_schema(splits["train"].schema)["label"].names
     truth = {split: table["label"].to_numpy() for split, table in splits.items()}
@@ -49,10 +47,8 @@ def convert(images: Path, labels: Path, out: Path) -> dict[str, float]:
         (out / "images").mkdir(parents=True, exist_ok=True)
         column = "image" if "image" in table.column_names else "img"  # the hub's name
         for path, image in zip(paths[split], table[column].to_pylist(), strict=True):
-            (out / path).write_bytes(
-                image["bytes"]
-            )  # the tables come last: without them nobody takes it for whole
-    for name, values in given.items():
+            (out / path).write_bytes(image["bytes"])
+    for name, values in given.items():  # last: without tables nobody takes the images for whole
         rows = [(path, names[k], "train") for path, k in zip(paths["train"], values, strict=True)]
         rows += [(path, names[k], "test") for path, k in zip(paths["test"], truth["test"], strict=True)]
         text = StringIO()

@@ -7,7 +7,6 @@ hostile ones send what is damaged in one way or another.
 import asyncio
 import io
 import json
-import os
 import random
 import subprocess
 import sys
@@ -65,8 +64,9 @@ async def request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, he
     return int(answer.split()[1])
 
 
-async def honest_clients(work: Work, images: list[bytes]) -> Tally:
+async def honest_clients(work: Work) -> Tally:
     """Clients that ask as fast as they are answered."""
+    images = [photo(i) for i in range(50)]
     tally, start = Tally(), time.perf_counter()
 
     async def client(number: int) -> None:
@@ -89,9 +89,9 @@ async def honest_clients(work: Work, images: list[bytes]) -> Tally:
     return tally
 
 
-async def hostile_clients(work: Work, seed: int) -> Tally:
+async def hostile_clients(work: Work) -> Tally:
     """Uploads that are damaged in one way or another; each gets an answer, or is cut off by the client itself."""
-    tally, rng = Tally(), random.Random(seed)
+    tally, rng = Tally(), random.Random(0)
     bodies = iter([hostile_upload(rng) for _ in range(work.hostile)])
     done = asyncio.Event()
 
@@ -112,9 +112,8 @@ async def hostile_clients(work: Work, seed: int) -> Tally:
             before = time.perf_counter()
             try:
                 if truncated:  # promises more than it sends, and leaves
-                    writer.write(
-                        f"{head}Host: localhost\r\nContent-Length: {len(body) + 99}\r\n\r\n".encode() + body
-                    )
+                    promised = f"{head}Host: localhost\r\nContent-Length: {len(body) + 99}\r\n\r\n"
+                    writer.write(promised.encode() + body)
                     await writer.drain()
                     tally.left += 1
                 else:
@@ -153,25 +152,19 @@ def hostile_upload(rng: random.Random) -> tuple[str, str, bytes, bool]:
 def bombs() -> list[tuple[str, str, bytes]]:
     """Requests that would take gigabytes or many seconds of a server that believes them."""
     infer, kind = "/v2/models/model/infer", "application/json"
+    tensor = b'{"datatype":"UINT8","shape":[1,600,500,3],"data":[' + b"0," * 899_999 + b"0]}"
+    largest = blank("WEBP", 3900, lossless=True, method=0)  # about the largest that is decoded
     return [
         ("/predict", kind, b'{"a":[' + b"[]," * (MOST // 3) + b"[]]}"),
         ("/predict", kind, b'{"images":[' + b"0," * 900_000 + b"0]}"),  # as many values as are read
         ("/predict", kind, b'{"tasks":[],"label_config":"' + b"<a>" * (MOST // 3) + b'"}'),
         (infer, kind, b'{"inputs":[' + b'{"":0},' * (MOST // 7) + b"0]}"),
-        (
-            infer,
-            kind,
-            b'{"inputs":[{"datatype":"UINT8","shape":[1,600,500,3],"data":[' + b"0," * 899_999 + b"0]}]}",
-        ),
+        (infer, kind, b'{"inputs":[' + tensor + b"]}"),
         ("/setup", kind, b'{"schema":"' + b"<a>" * (MOST // 3) + b'"}'),
         ("/setup", kind, b'{"schema":"' + b"<a>" * 30_000 + b'"}'),
         ("/predict", "image/png", blank("PNG", 7000)),
         ("/predict", "image/webp", blank("WEBP", 7000, lossless=True, method=0)),
-        (
-            "/predict",
-            "image/webp",
-            blank("WEBP", 3900, lossless=True, method=0),
-        ),  # about the largest that is decoded
+        ("/predict", "image/webp", largest),
         ("/predict", "image/jpeg", blank("JPEG", 7000, progressive=True)),
     ]
 
@@ -193,15 +186,13 @@ def photo(seed: int, kind: str = "JPEG") -> bytes:
 def play(work: Work) -> Tally:
     """Clients in another process, which does not share our interpreter."""
     command = [sys.executable, "-m", "benchmarks.clients", json.dumps(asdict(work))]
-    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ).stdout)
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     return Tally(**{**found, "statuses": {int(status): n for status, n in found["statuses"].items()}})
 
 
 def main(text: str) -> None:
     work = Work(**json.loads(text))
-    clients = (
-        hostile_clients(work, seed=0) if work.hostile else honest_clients(work, [photo(i) for i in range(50)])
-    )
+    clients = hostile_clients(work) if work.hostile else honest_clients(work)
     print(json.dumps(asdict(asyncio.run(clients))))
 
 

@@ -18,46 +18,41 @@ from didicm.data import EvalTransform, TrainTransform, make_loader, open_data
 from didicm.settings import load_recipe
 
 Batch = tuple[Tensor, Tensor]
-CLASSES = 4
+CLASSES, IMAGES, BATCH, WORKERS, ROUNDS = 4, 200, 10, 2, 8
 WEAK, SMALL = (load_recipe(name).augment for name in ("weak", "small"))
 
 
-def run(images: int = 200, batch_size: int = 10, workers: int = 2, rounds: int = 8) -> list[Result]:
+def run() -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
-        write_images(Path(folder), images)
-        results = [_against_timm(folder, size, batch_size, workers, rounds) for size in (224, 112, 56)]
-    return [*results, _small_images(rounds)]
+        write_images(Path(folder), IMAGES)
+        results = [_against_timm(folder, size) for size in (224, 112, 56)]
+    return [*results, _small_images()]
 
 
-def _against_timm(folder: str, size: int, batch_size: int, workers: int, rounds: int) -> Result:
-    loaders = {
-        "ours": _ours(folder, size, batch_size, workers),
-        "timm": _timms(folder, size, batch_size, workers),
-    }
+def _against_timm(folder: str, size: int) -> Result:
+    loaders = {"ours": _ours(folder, size), "timm": _timms(folder, size)}
     best = dict.fromkeys(loaders, 0.0)
-    for epoch in range(rounds + 1):
+    for epoch in range(ROUNDS + 1):
         for name, epoch_of in loaders.items():
             speed = _images_per_second(epoch_of(epoch))
             best[name] = max(best[name], speed if epoch else 0)  # the first epoch starts the workers
     return Result(f"JPEGs of 500 x 375 to {size} px", best["ours"] / best["timm"], "x timm's speed", 1.0)
 
 
-def _small_images(rounds: int) -> Result:
+def _small_images() -> Result:
     """The in-memory path: 2,000 images of 28 x 28 with the small recipe, one core."""
     transform = TrainTransform(SMALL, EvalTransform(size=28, channels=1, crop_pct=1.0))
     loader = make_loader(open_data("fashion-mini", channels=1).train, transform, 128, train=True, seed=0)
     best = 0.0
-    for epoch in range(rounds + 1):
+    for epoch in range(ROUNDS + 1):
         loader.set_epoch(epoch)
         best = max(best, _images_per_second(loader))
     return Result("28 px from memory, in units of 20,000 images/s", best / 20_000, "x", 1.0)
 
 
-def _ours(folder: str, size: int, batch_size: int, workers: int) -> Callable[[int], Iterable[Batch]]:
-    transform = TrainTransform(WEAK, EvalTransform(size=size))
-    loader = make_loader(
-        open_data(folder).train, transform, batch_size, train=True, seed=0, workers=workers, in_memory=False
-    )
+def _ours(folder: str, size: int) -> Callable[[int], Iterable[Batch]]:
+    transform, images = TrainTransform(WEAK, EvalTransform(size=size)), open_data(folder).train
+    loader = make_loader(images, transform, BATCH, train=True, seed=0, workers=WORKERS, in_memory=False)
 
     def epoch_of(epoch: int) -> Iterable[Batch]:
         loader.set_epoch(epoch)
@@ -66,13 +61,13 @@ def _ours(folder: str, size: int, batch_size: int, workers: int) -> Callable[[in
     return epoch_of
 
 
-def _timms(folder: str, size: int, batch_size: int, workers: int) -> Callable[[int], Iterable[Batch]]:
+def _timms(folder: str, size: int) -> Callable[[int], Iterable[Batch]]:
     from timm.data import create_dataset, create_loader
 
     loader = create_loader(
         create_dataset("", root=folder, split="train"),
         input_size=(3, size, size),
-        batch_size=batch_size,
+        batch_size=BATCH,
         is_training=True,
         use_prefetcher=False,
         scale=WEAK.scale,
@@ -80,7 +75,7 @@ def _timms(folder: str, size: int, batch_size: int, workers: int) -> Callable[[i
         hflip=WEAK.hflip,
         color_jitter=WEAK.color_jitter,
         interpolation=WEAK.train_interpolation,
-        num_workers=workers,
+        num_workers=WORKERS,
         persistent_workers=True,
     )
     return lambda epoch: loader

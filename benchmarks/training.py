@@ -20,6 +20,7 @@ from didicm.training.loop import train
 from didicm.values import override
 
 MODEL, EPOCHS, ROUNDS = "didirn10", 3, 6
+IMAGES, SIZE, BATCH, WORKERS = 256, 64, 16, 2  # of a run
 
 
 def run() -> list[Result]:
@@ -79,7 +80,7 @@ def released_step(layout: str, bound: float | None, batch: int = 16, classes: in
 # A run
 
 
-def timms_loop(images: int = 256, size: int = 64, batch_size: int = 16, workers: int = 2) -> list[Result]:
+def timms_loop() -> list[Result]:
     """Images per second of the best epoch; the runs of both take turns, and each starts its workers anew.
 
     There are too many images to keep them in memory, which ours would do. Ours also takes the norm of every
@@ -89,34 +90,33 @@ def timms_loop(images: int = 256, size: int = 64, batch_size: int = 16, workers:
     best = dict.fromkeys(sides, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        write_images(data / "train", images)
+        write_images(data / "train", IMAGES)
         write_images(data / "val", 8)
         for k in range(ROUNDS):
-            config = _config(data, Path(folder) / f"run{k}", size, batch_size, workers)
+            config = _config(data, Path(folder) / f"run{k}")
             for side, steps_of in sides.items():
-                best[side] = max(best[side], _best_epoch(steps_of(config), images, batch_size))
-    name = f"didicm train --method standard, ResNet-10, JPEGs to {size} px, {workers} workers"
+                best[side] = max(best[side], _best_epoch(steps_of(config)))
+    name = f"didicm train --method standard, ResNet-10, JPEGs to {SIZE} px, {WORKERS} workers"
     return [
         Result(name, best["ours"] / best["timm"], "x timm's loop", 1.0),
         Result("the same, alone", best["ours"], "images/s"),
     ]
 
 
-def _config(data: Path, out: Path, size: int, batch_size: int, workers: int) -> TrainConfig:
+def _config(data: Path, out: Path) -> TrainConfig:
     changes: dict[str, Any] = {
-        "data": str(data), "out": str(out), "model": MODEL, "image.size": size, "batch_size": batch_size,
-        "epochs": EPOCHS, "run.validate_epochs": EPOCHS, "run.workers": workers, "run.precision": "32-true",
+        "data": str(data), "out": str(out), "model": MODEL, "image.size": SIZE, "batch_size": BATCH,
+        "epochs": EPOCHS, "run.validate_epochs": EPOCHS, "run.workers": WORKERS, "run.precision": "32-true",
         "run.devices": 1, "run.accelerator": "cpu",
     }  # fmt: skip
     return override(load_recipe("weak", "standard"), changes)
 
 
-def _best_epoch(steps: Iterator[float], images: int, batch_size: int) -> float:
+def _best_epoch(steps: Iterator[float]) -> float:
     """Images per second of the best epoch after the first, which starts the workers."""
-    per_epoch = images // batch_size
-    times = list(steps)
-    ends = times[per_epoch - 1 :: per_epoch]
-    return max(per_epoch * batch_size / (b - a) for a, b in pairwise(ends))
+    per_epoch = IMAGES // BATCH
+    ends = list(steps)[per_epoch - 1 :: per_epoch]
+    return max(per_epoch * BATCH / (b - a) for a, b in pairwise(ends))
 
 
 def _ours(config: TrainConfig) -> Iterator[float]:
@@ -133,11 +133,10 @@ def _timms(config: TrainConfig) -> Iterator[float]:
     from timm.utils import AverageMeter
 
     augment, settings = config.augment, config.optimizer
-    assert config.image.size is not None
     loader = create_loader(
-        create_dataset("", root=config.data, split="train", is_training=True, batch_size=config.batch_size),
-        input_size=(3, config.image.size, config.image.size),
-        batch_size=config.batch_size,
+        create_dataset("", root=config.data, split="train", is_training=True, batch_size=BATCH),
+        input_size=(3, SIZE, SIZE),
+        batch_size=BATCH,
         is_training=True,
         use_prefetcher=False,  # as timm does without a GPU
         scale=augment.scale,
@@ -146,7 +145,7 @@ def _timms(config: TrainConfig) -> Iterator[float]:
         color_jitter=augment.color_jitter or None,
         auto_augment=augment.auto_augment,
         interpolation=augment.train_interpolation,
-        num_workers=config.run.workers,
+        num_workers=WORKERS,
         persistent_workers=True,
     )
     torch.manual_seed(config.seed)

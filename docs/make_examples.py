@@ -48,10 +48,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERATED = {"results.md", "reliability.md", "speed.md"}  # by scripts of their own
 START = ROOT / "docs" / "start.md"
 PICTURES = {"trajectory.png": ROOT / "docs" / "assets" / "trajectory.png"}  # that a page makes and shows
-REPORT, REPORT_PICTURE = (
-    "runs/compare/report.html",
-    ROOT / "docs" / "assets" / "report.png",
-)  # of answers/method.md
+REPORT, REPORT_PICTURE = "runs/compare/report.html", ROOT / "docs" / "assets" / "report.png"  # answers/method.md
 PORT = "8000"
 WIDTH, TEXT = 100, 80  # of the terminal, for tables; of sentences
 BOX = "│┃┡└├┌┏"  # what tables are drawn with
@@ -347,10 +344,7 @@ def main(wanted: Sequence[str]) -> int:
     os.environ["COLUMNS"] = str(WIDTH)
     sys.path.insert(0, str(ROOT))  # some blocks import from the source
     scratch, failed = Path(tempfile.gettempdir()).resolve() / "didicm-examples", 0
-    folder, started = (
-        scratch / "reader",
-        scratch / "started",
-    )  # one place for all: calibrations know images by path
+    folder, started = scratch / "reader", scratch / "started"  # one for all: calibrations know images by path
     for page in [START, *(page for page in pages() if page != START)]:
         if wanted and not any(str(page).endswith(name) for name in wanted):
             continue

@@ -56,9 +56,7 @@ def measure(study: Path, index: Tensor, people: Tensor) -> list[dict[str, Any]]:
         read_results(study), key=lambda result: (result.method, str(result.condition), result.seed)
     ):
         for found in result.measurements:
-            if found.posteriors is None:
-                continue
-            if not (study / found.posteriors).exists():
+            if found.posteriors is None or not (study / found.posteriors).exists():
                 continue
             stored = load_posteriors(study / found.posteriors)
             if len(stored.probs) <= int(index.max()):

@@ -12,20 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from make_shift import METHODS, SEEDS, trained
 from PIL import Image, ImageFilter
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-import didicm
 from didicm.data import ImageSet, open_data
 from didicm.evaluation.outliers import fit_outliers
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.files import to_json, write_files
-from didicm.settings import load_recipe
-from didicm.values import override
 
 FOLDER = Path(__file__).parent / "results" / "outliers"
-SEEDS, METHODS = (0, 1, 2), ("diffusion", "standard")
-QUICK = {"epochs": 10, "run.validate_epochs": 10}  # as in docs/make_shift.py, which takes the same runs
 MOST = 1000  # images of each kind
 NEIGHBOURS = 10
 
@@ -45,10 +42,7 @@ def main() -> None:
         for method in METHODS:
             for seed in SEEDS:
                 out = places.runs / f"{name}-{method}-{seed}"
-                if not (out / "last").is_dir():
-                    asked = {**QUICK, **settings, "data": data, "seed": seed, "out": str(out)}
-                    didicm.train(override(load_recipe("small", method), asked))
-                model = open_model(out / "last")  # best/ was chosen by the images that are measured on
+                model = open_model(trained(out, method, seed, {**settings, "data": data}))
                 own = some(open_data(data, channels=model.transform.channels).val)
                 others = {foreign: some(open_data(uri, channels=model.transform.channels).val)}
                 found = measure(model, own, others | made(own, seed), seed)
@@ -86,12 +80,17 @@ def measure(
     features = ask(model, [own[i] for i in fit])[0]
     rule = fit_outliers(features, features)
     assert rule is not None
-    near = whitened(features, rule.center, rule.whiten)
+
+    def whitened(features: Tensor) -> Tensor:
+        """Features in which the covariance of the held-out images is the identity."""
+        return (features.double() - rule.center.double()) @ rule.whiten.double()
+
+    near = whitened(features)
 
     def scores(images: list[Image.Image]) -> dict[str, Tensor]:
         features, probs, outputs = ask(model, images)
         answers = outputs.softmax(-1)
-        distances = torch.cdist(whitened(features, rule.center, rule.whiten), near)
+        distances = torch.cdist(whitened(features), near)
         return {
             "distance from the mean (used)": rule.scores(features),
             f"distance from neighbour {NEIGHBOURS}": distances.topk(NEIGHBOURS, largest=False).values[:, -1],
@@ -111,11 +110,6 @@ def measure(
     return {name: {kind: round(auroc(like[name], x[name]), 4) for kind, x in seen.items()} for name in like}
 
 
-def whitened(features: Tensor, center: Tensor, whiten: Tensor) -> Tensor:
-    """Features in which the covariance of the held-out images is the identity."""
-    return (features.double() - center.double()) @ whiten.double()
-
-
 def ask(model: StoredModel, images: list[Image.Image]) -> tuple[Tensor, Tensor, Tensor]:
     """Features (N, D), probabilities (N, K), and the logits of each network call (N, calls, K)."""
     found, calls, outputs = [], [], []
@@ -132,14 +126,13 @@ def ask(model: StoredModel, images: list[Image.Image]) -> tuple[Tensor, Tensor, 
 
 def entropy(probs: Tensor) -> Tensor:
     """In nats, of the last axis."""
-    return -(probs * probs.clamp_min(1e-30).log()).sum(-1)
+    return torch.special.entr(probs).sum(-1)
 
 
 def auroc(like: Tensor, foreign: Tensor) -> float:
     """Chance that a foreign image has the higher score; of equal ones, half."""
-    ranked, foreign = like.sort().values, foreign.contiguous()
-    less, most = (torch.searchsorted(ranked, foreign, right=right) for right in (False, True))
-    return ((less + most).double().mean() / (2 * len(like))).item()
+    is_foreign = np.repeat([0, 1], [len(like), len(foreign)])
+    return float(roc_auc_score(is_foreign, torch.cat([like, foreign]).numpy()))
 
 
 if __name__ == "__main__":

@@ -18,18 +18,13 @@ from didicm.values import override
 
 FOLDER = Path(__file__).parent / "results" / "shift"
 DATA, SEEDS, METHODS = "fashion-mini", (0, 1, 2), ("diffusion", "standard")
-QUICK = {"epochs": 10, "run.validate_epochs": 10}
 
 
 def main(runs: Path) -> None:
     """Train what is missing, measure, and store the numbers of each run."""
     for method in METHODS:
         for seed in SEEDS:
-            out = runs / f"fashion-{method}-{seed}"
-            if not (out / "last").is_dir():
-                asked = {**QUICK, "data": DATA, "seed": seed, "out": str(out)}
-                didicm.train(override(load_recipe("small", method), asked))
-            model = out / "last"  # best/ was chosen by the images that are measured on
+            model = trained(runs / f"fashion-{method}-{seed}", method, seed, {"data": DATA})
             didicm.calibrate(model, DATA)
             found = didicm.evaluate_shift(model, DATA)
             levels = [
@@ -38,6 +33,14 @@ def main(runs: Path) -> None:
             told = {"method": method, "seed": seed, "images": found.num_images, "by_severity": levels}
             write_files(FOLDER, {f"{method}-{seed}.json": to_json(told)})
             print(json.dumps(told))
+
+
+def trained(out: Path, method: str, seed: int, settings: dict[str, object]) -> Path:
+    """The model of a quick training, unless that is done; best/ was chosen by the images that are measured on."""
+    if not (out / "last").is_dir():
+        asked = {"epochs": 10, "run.validate_epochs": 10, **settings, "seed": seed, "out": str(out)}
+        didicm.train(override(load_recipe("small", method), asked))
+    return out / "last"
 
 
 if __name__ == "__main__":

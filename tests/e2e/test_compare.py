@@ -107,6 +107,8 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(tmp_path, works):
     assert "1 training: 1 kind, 1 of each" in shown
     assert "under 1 s on one device" in shown
     assert not (tmp_path / "out").exists()
+    many = works("compare", *TINY, "--methods=standard", "--seeds=3", "--jobs=50", "--dry-run", "--out=x").out
+    assert "on 3 devices" in many  # no more than there are trainings
 
 
 @pytest.mark.parametrize(

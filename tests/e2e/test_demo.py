@@ -1,4 +1,6 @@
 from didicm.cli import demo
+from didicm.errors import UserError
+from didicm.experiments.run import executor_of, plan_runs
 
 
 def test_the_demo_ends_with_table_verdict_report_and_next_commands(tmp_path, monkeypatch, works, unrendered):
@@ -8,6 +10,17 @@ def test_the_demo_ends_with_table_verdict_report_and_next_commands(tmp_path, mon
     for words in ("3/3", "Test images", "network calls of DiDiCM cost", "report.html", demo.NEXT):
         assert words in shown
     assert (tmp_path / "demo" / "report.html").exists()
+
+
+def test_a_machine_with_one_gpu_can_run_it_on_all_its_cores(monkeypatch, tmp_path, fails):
+    def check(study, out, *, data, jobs, console, **_):
+        executor_of(plan_runs(study, data)[0], out, "local", jobs, {}, console)
+        raise UserError(f"{jobs} at a time")
+
+    monkeypatch.setattr(demo, "run_study", check)
+    monkeypatch.setattr(demo, "usable_cores", lambda: 8)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert "4 at a time" in fails("demo", f"--out={tmp_path}")
 
 
 def test_mistakes_are_one_sentence(fails):

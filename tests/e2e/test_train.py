@@ -429,6 +429,16 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(tmp_path, works, trai
     assert not (tmp_path / "run").exists()
 
 
+def test_a_frozen_backbone_is_not_counted_as_if_it_were_trained(tmp_path, works):
+    def per_step(frozen):
+        network = f"--model-args={{backbone: resnet10t, pretrained: false, frozen: {frozen}}}"
+        flags = ["--recipe=finetune", "--data=fashion-mini", "--image.size=32", "--batch-size=50", network]
+        shown = works("train", *flags, f"--out={tmp_path / 'run'}", "--dry-run").out
+        return float(re.search(r"([\d.]+) G per training step", shown)[1])
+
+    assert per_step("true") < per_step("false") / 2
+
+
 def test_a_diverging_run_stops_with_advice_and_keeps_its_state(tmp_path, fails, train_flags):
     changes = {"optimizer__lr": "1000", "optimizer__name": "sgd", "optimizer__clip": "null", "epochs": 20}
     error = fails("train", *train_flags(tmp_path / "run", **changes))

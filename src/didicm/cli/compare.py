@@ -219,7 +219,7 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
         else ""
     )
     length = ", if the search keeps these epochs" if trials else ""
-    devices = options.devices * options.jobs
+    devices = options.devices * at_once
     notes = [f"{seconds / 3600:,.0f} device-hours"] if seconds >= 3600 else []  # as clusters count
     notes += [f"at best {duration(seconds / devices)} on {devices} devices"] if devices > 1 else []
     takes_in_total = duration(seconds) + " on one device" + (f" ({'; '.join(notes)})" if notes else "")

@@ -35,7 +35,8 @@ from didicm.values import Few, Natural, Range, field_types
 LEVELS = {Condition(14, 0.25): 60, Condition(10, 0.125): 120, Condition(7, 0.05): 300}  # and their epochs
 # The paper's loss, without masks.
 METHODS = ("standard", "standard-smooth", "didicm-score")
-SETTINGS = {"batch_size": 50, "image.channels": 1, "draws_per_image": 2}
+# On a CPU: as many trainings at a time as it has cores, of images too small to keep a GPU busy.
+SETTINGS = {"batch_size": 50, "image.channels": 1, "draws_per_image": 2, "run.accelerator": "cpu"}
 NOTE = (
     "Where there are fewer images there are more epochs. In training, DiDiCM draws several noisy labels for every "
     "image, so its training takes longer: see Cost."

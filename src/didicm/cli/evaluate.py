@@ -189,7 +189,7 @@ def metrics_table(result: ModelEvaluation) -> Table:
         table.add_row(UNLIKE, percent(result.unlike_training), "", FLAGGED)
     table.add_section()
     saved = f"; {result.most_calls} without the early stop" if result.nfe < result.most_calls else ""
-    table.add_row("calls", f"{result.nfe:.3g}", "", f"network calls per image{saved}")
+    table.add_row("calls", f"{round(result.nfe, 2):g}", "", f"network calls per image{saved}")
     table.add_row("multiply-adds", _big(result.multiply_adds), "", "per image")
     table.add_row("images/s", f"{result.images_per_second:.0f}", "", "network and sampler, without reading images")
     return table

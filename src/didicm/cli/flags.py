@@ -69,8 +69,8 @@ def read_flags(argv: Sequence[str], kinds: Mapping[str, Any], command: str) -> t
             continue
         flag, equals, text = token[2:].partition("=")
         name = flag.replace("-", "_")
-        negated = name.removeprefix("no_") in kinds and name not in kinds
-        name = name.removeprefix("no_") if negated else name
+        negated = name.startswith("no_") and kinds.get(name[3:]) is bool
+        name = name[3:] if negated else name
         # Of --set.optimizer.lr the setting is `set`.
         setting = next((kind for kind in kinds if name == kind or name.startswith(f"{kind}.")), "")
         if not setting or (setting != name and not is_mapping(kinds[setting])):
@@ -79,10 +79,11 @@ def read_flags(argv: Sequence[str], kinds: Mapping[str, Any], command: str) -> t
             if rest_of_name and not any(x.startswith(f"--{section}.") for x in known):  # of a free mapping, any
                 known += [f"--{_dashed(kind)}.{rest_of_name}" for kind in kinds if is_mapping(kinds[kind])]
             raise UserError(f"didicm {command} has no option --{flag}: {did_you_mean(f'--{flag}', known)}")
-        if kinds[setting] is bool and not equals:
-            given[name] = not negated
-            if tokens and tokens[0].lower() in ("true", "false"):
-                given[name] = (tokens.pop(0).lower() == "true") != negated
+        if kinds[setting] is bool:
+            if not equals:
+                text = tokens.pop(0) if tokens and tokens[0].lower() in ("true", "false") else "true"
+            value = read_value(text, bool, flag)
+            given[name] = not value if negated and isinstance(value, bool) else value
             continue
         if not equals:
             if not tokens or tokens[0].startswith("--"):  # what looks like an option is one, or needs --name=value

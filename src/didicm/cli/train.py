@@ -14,7 +14,7 @@ from didicm.cli.flags import read_flags, show_help
 from didicm.errors import UserError
 from didicm.settings import TrainConfig, read_config, read_recipe, read_yaml, recipes, to_yaml
 from didicm.text import SafeConsole, count, quoted
-from didicm.training.build import build, check_batches, estimate
+from didicm.training.build import build, check_batches, estimate, training_multiply_adds
 from didicm.training.devices import is_first, make_fabric, works_behind
 from didicm.training.loop import train
 from didicm.training.state import (
@@ -73,10 +73,9 @@ def read_settings(
     if given.get("help"):
         print(show_help(usage, description, kind, TrainConfig))
         sys.exit(0)
-    asked = {}
-    for name in [name for name in own if name in given]:
-        asked[name] = coerce(given.pop(name), own[name], f"--{name.replace('_', '-')}")
-    return kind(**asked), given, rest
+    named = {name: given.pop(name) for name in own if name in given}
+    options = {name: coerce(x, own[name], f"--{name.replace('_', '-')}") for name, x in named.items()}
+    return kind(**options), given, rest
 
 
 def carry_out(options: TrainOptions, base: TrainConfig, *changes: Mapping[str, Any]) -> int:
@@ -144,7 +143,8 @@ def show_plan(config: TrainConfig, console: Console) -> None:
     check_batches(config, components, world)
     need = estimate(config, components, world, gpu=works_behind(fabric.device))
     counts = np.bincount(components.train.labels, minlength=len(components.class_names))
-    per_step = 3 * need.cost.total(config.draws_per_image) * config.batch_size
+    steps = need.steps_per_epoch * config.epochs
+    per_step = training_multiply_adds(config, components, need.cost) / steps
     size, channels = components.eval_transform.size, components.eval_transform.channels
     table = Table(show_header=False, box=None)
     for name, value in {
@@ -153,7 +153,7 @@ def show_plan(config: TrainConfig, console: Console) -> None:
         "input": f"{size} x {size} pixels, {channels} channels",
         "model": f"{config.method} {config.model}, {need.cost.parameters / 1e6:.2f} M parameters",
         "multiply-adds": f"{need.cost.total(1) / 1e6:,.1f} M per call, {per_step / 1e9:,.1f} G per training step",
-        "steps": f"{need.steps_per_epoch} per epoch, {need.steps_per_epoch * config.epochs} in all",
+        "steps": f"{need.steps_per_epoch} per epoch, {steps} in all",
         "memory": f"{need.weights_mb:,.0f} MB for weights and optimiser, about {need.activations_mb:,.0f} MB for "
         "activations, per process",
         "device": f"{fabric.device}, {count(world, 'process')}",

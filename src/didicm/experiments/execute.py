@@ -36,6 +36,7 @@ RUNS = "runs"  # folder of trainings, which studies share
 RUN, RESULT, PROGRESS = "run.json", "result.json", "progress"
 TRAINED, ERROR, LOG = "trained.json", "error.txt", "train.log"  # of a training
 SHORT = 10_000  # steps
+MISTAKES = UserError, OSError, FloatingPointError  # told in a sentence; the latter: answers that are not finite
 
 
 def write_run(out: Path, trainings: Path, run: Run) -> Path:
@@ -90,7 +91,7 @@ def execute(folder: Path) -> None:
                         _train_and_measure(run, folder, SafeConsole(file=log, soft_wrap=True))
                     else:
                         _in_processes(run, folder, log)
-    except (UserError, OSError) as error:
+    except MISTAKES as error:
         raise UserError(f"{run}: {reason(error)}") from error
 
 
@@ -205,9 +206,9 @@ def main(folder: Path) -> int:
     run = read_run(folder)
     try:
         _train_and_measure(run, folder)
-    except UserError as error:
+    except MISTAKES as error:
         if _is_first():
-            write_files(run.config.out, {ERROR: str(error)})
+            write_files(run.config.out, {ERROR: reason(error)})
         return 2
     except KeyboardInterrupt:
         return 130

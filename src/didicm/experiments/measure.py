@@ -26,6 +26,7 @@ from didicm.experiments.spec import MEASURED, ONE_CALL, PICTURES, Run, SamplerSp
 from didicm.experiments.tune import SEARCHED
 from didicm.files import write_files
 from didicm.models import cost
+from didicm.text import count
 from didicm.training.build import RunComponents, training_multiply_adds
 from didicm.training.devices import make_fabric, tune
 from didicm.training.state import LAST, SNAPSHOTS
@@ -200,9 +201,9 @@ def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> li
     An ensemble answers by its first members, from one to all.
     """
     if isinstance(classifier, Ensemble):  # all of its members, and how the answer grows better with them
-        counts = range(len(classifier.members), 0, -1)
-        words = {n: f"{n} members" if n > 1 else "1 member" for n in counts}
-        return [SamplerSpec(words[n], {"members": n}, n == max(counts), "members") for n in counts]
+        every = len(classifier.members)
+        counts = range(every, 0, -1)
+        return [SamplerSpec(count(n, "member"), {"members": n}, n == every, "members") for n in counts]
     if asked:
         return list(asked)
     if not isinstance(classifier, DiffusionClassifier):
@@ -210,13 +211,15 @@ def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> li
     if classifier.mask == 1:
         return [SamplerSpec(ONE_CALL, {"method": "readout"})]
 
-    def cp(steps: int, stored: bool = True) -> SamplerSpec:
-        return SamplerSpec(f"{steps} steps" if steps > 1 else "1 step", {"method": "cp", "steps": steps}, stored)
+    steps, own = classifier.sampler.steps, classifier.sampler.method
+    method = "cp" if own == "readout" else own
 
-    steps = classifier.sampler.steps
-    fewer = [cp(2**i, stored=False) for i in reversed(range(12)) if 2**i < steps]
-    usual = [cp(steps), SamplerSpec(ONE_CALL, {"method": "readout"})]
-    return [*(usual[::-1] if classifier.sampler.method == "readout" else usual), *fewer]
+    def in_steps(steps: int, stored: bool = True) -> SamplerSpec:
+        return SamplerSpec(f"{steps} steps" if steps > 1 else "1 step", {"method": method, "steps": steps}, stored)
+
+    fewer = [in_steps(2**i, stored=False) for i in reversed(range(12)) if 2**i < steps]
+    usual = [in_steps(steps), SamplerSpec(ONE_CALL, {"method": "readout"})]
+    return [*(usual[::-1] if own == "readout" else usual), *fewer]
 
 
 def final_epochs_gain(metrics: Path, epochs: int) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from didicm.errors import UserError, reason
 from didicm.experiments.migrate import OLD_PLAN, migrate_plan, migrate_result
-from didicm.experiments.spec import Condition, Study
+from didicm.experiments.spec import LATER, Condition, Study
 from didicm.experiments.study_file import make_study
 from didicm.files import parse_json, read_json, to_json, write_files, writing
 from didicm.settings import GONE
@@ -127,12 +127,10 @@ class Plan(_Stored):
     def conflict(self, new: "Plan") -> str:
         """What a new plan for the same folder changes, if anything; methods, conditions and seeds may join."""
         before, now = self.study, new.study
-        if before.held_out != now.held_out:
-            return f"held_out is {before.held_out:g}, not {now.held_out:g}"
-        if before.tune != now.tune:
-            return f"tune is {before.tune}, not {now.tune}"
-        if before.holdouts != now.holdouts:
-            return f"holdouts is {before.holdouts}, not {now.holdouts}"
+        for name in ("held_out", "tune", "holdouts"):
+            asked, wanted = getattr(before, name), getattr(now, name)
+            if asked != wanted:
+                return f"{name} is {asked:g}, not {wanted:g}"
         if now.tune > 4 and self.rounds != new.rounds:  # the first four were always the same
             return "its search is of an earlier version, which drew other trials"
         by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval", "label_noise", "labels"}
@@ -140,10 +138,14 @@ class Plan(_Stored):
         for m, c, other, d in product(before.methods, before.conditions, now.methods, now.conditions):
             if str(m) != str(other) and (m.recipe, m.baseline) != (other.recipe, other.baseline):
                 continue  # nothing in common
+            if str(m) == str(other) and m.members != other.members:
+                return f"members of {m} is {m.members}, not {other.members}"
             own = {*_leaves(m.settings), *_leaves(other.settings)} if str(m) != str(other) else set()
             own |= by_condition if c != d else set()
             values = GONE | _leaves(new.settings.get(f"{other}, {d}", {}))
-            for name, value in _leaves(self.settings.get(f"{m}, {c}", {})).items():
+            stored = _leaves(self.settings.get(f"{m}, {c}", {}))
+            stored = LATER | stored if stored else stored  # an earlier version trained as if it had these values
+            for name, value in stored.items():
                 if name not in own and values.get(name, value) != value:
                     return f"{name} is {value}, {'no longer an option' if name in GONE else f'not {values[name]}'}"
         for name in ("samplers", "baseline_samplers"):

@@ -93,8 +93,7 @@ def run_study(
         keep_listings(home / INDEX)
         while True:  # the rounds of a search, if there is one; then what they chose
             tried = trials_of(runs, study.tune, read_trials(out), holdouts=study.holdouts)
-            search = {key: str(run.method) for key, run in tried.items()}
-            plan = replace(plan, runs={**search, **{key: str(run.method) for key, run in stage.items()}})
+            plan = replace(plan, runs={key: str(run.method) for key, run in {**tried, **stage}.items()})
             write_plan(out, begun.extended(plan) if begun else plan)
             if not left:
                 break
@@ -135,7 +134,8 @@ def _run_stage(
 def check_begun(out: Path, plan: Plan) -> Plan | None:
     """The plan of a folder that has results, which a new one must agree with; any other folder must be empty."""
     stored = read_plan(out)
-    if stored is None and ({path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else out.exists()):
+    ours = {LOCK, INDEX}  # of a command that was stopped before it wrote its plan
+    if stored is None and ({path.name for path in out.iterdir()} - ours if out.is_dir() else out.exists()):
         raise UserError(f"--out {out} is not empty and holds no comparison: give another folder")
     if stored is None or not _read_done(out):
         return None
@@ -214,10 +214,8 @@ def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
             continue
         components, test = _prepare(run)
         if (network := (str(run.method), run.condition.resolution)) not in needs:
-            devices, gpu = (
-                run.config.run.devices,
-                run.config.run.accelerator != "cpu",
-            )  # where it may run, not here
+            devices = run.config.run.devices
+            gpu = run.config.run.accelerator != "cpu"  # where it may run, not here
             needs[network] = estimate(run.config, components, devices if isinstance(devices, int) else 1, gpu=gpu)
         made[run.kind] = _forecast(run, components, len(test), needs[network]), run.config.epochs
     found = {}
@@ -316,8 +314,8 @@ def _outcome(result: Record) -> str:
 
 
 def _work(run: Run) -> float:
-    """Rough work of a run: images seen times what an image costs."""
+    """Rough work of a run: images seen by all its members, times what an image costs."""
     config = run.config
     size = config.image.size or config.image.limit
     draws = config.draws_per_image if config.method == "diffusion" else 1
-    return config.epochs * config.fraction * (size**2 + 200) * (1 + draws)
+    return len(run.members) * config.epochs * config.fraction * (size**2 + 200) * (1 + draws)

@@ -282,17 +282,16 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     for condition in study.conditions:
         if condition.corruption is not None:
             Corruptions.parse(condition.corruption)
-    for spec in study.baseline_samplers:
-        override(Sampler(), spec.settings)
-        wrong = next((name for name in spec.settings if name not in ("views", "seed")), None)
-        yield wrong is not None, f"baseline_samplers: a standard classifier has no {wrong}: it may have views"
-    for spec in study.samplers:
+    for spec in (*study.baseline_samplers, *study.samplers):
         override(Sampler(), spec.settings)
         unknown = next((name for name in spec.at if name not in known), None)
         yield unknown is not None, f"at has no {unknown!r}: {did_you_mean(str(unknown), known)}"
         unused = not any(map(spec.suits, study.conditions))
         yield unused, f"sampler {spec.name} is at {spec.at}, which no condition is"
         yield spec.stored and bool(spec.at), f"at is for curves: sampler {spec.name} is part of the table"
+    for name in (name for spec in study.baseline_samplers for name in spec.settings):
+        wrong = name not in ("views", "seed")
+        yield wrong, f"baseline_samplers: a standard classifier has no {name}: it may have views"
     lost = [share for share in study.by_fraction if share not in [c.fraction for c in study.conditions]]
     yield bool(lost), f"by_fraction has {lost}, which no condition has"
     fitting = [name for name in published_tables() if (name == "tab:all_resnet") == (study.layout == "sizes")]
@@ -309,3 +308,6 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
         yield any(method.baseline for method in study.methods), "layout steps is for DiDiCM"
         timed = all("steps" in s.settings or s.settings.get("method") == "readout" for s in study.samplers)
         yield not timed, "with layout steps every sampler needs steps"
+        places = [(spec.group or spec.name, spec.settings.get("steps")) for spec in study.samplers]
+        twice = next((name for name, steps in places if places.count((name, steps)) > 1), None)
+        yield twice is not None, f"sampler {twice} has a number of steps twice: name one for each number of chains"

@@ -158,9 +158,9 @@ def _product(axes: Mapping[Any, Any]) -> list[dict[str, Any]]:
 
 
 def _samplers(given: Any, curves: Any) -> Sequence[Any]:
-    """Samplers by name, then those that only make curves, expanded over steps and chains; or stored ones."""
+    """Samplers by name, or a list as stored; then those that only make curves; expanded over steps and chains."""
     if isinstance(given, (list, tuple)):
-        return given
+        return [*given, *_samplers({}, curves)]
     made: dict[str, SamplerSpec] = {}
     for key, group, stored in (("samplers", given, True), ("curves", curves, False)):
         for name, settings in coerce(group, Mapping[str, Mapping[str, Any]], key).items():

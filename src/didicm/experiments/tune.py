@@ -149,15 +149,18 @@ def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial], *, ho
         return search
     if not search:
         return dict(runs)
-    trials = _search(runs, count, found, holdouts)
-    best = choose(_result_of(trial, found) for trial in trials)
+    best = choose(_result_of(trial, found) for trial in _search(runs, count, found, holdouts))
+    chosen: dict[str, Run] = {}
     for run in runs.values():
         if run.kind not in best:
             raise UserError(
                 f"all trials of {run.method}, {run.condition}, have diverged: start from a lower optimizer.lr"
             )
-    chosen = (_changed(run, best[run.kind].settings) for run in runs.values())
-    return {run.key: run for run in chosen}
+        tuned = _changed(run, best[run.kind].settings)
+        same = chosen.setdefault(tuned.key, tuned)
+        if same is not tuned:
+            raise UserError(f"the search made {same.method} and {run.method} the same: leave one of them out")
+    return chosen
 
 
 def _search(

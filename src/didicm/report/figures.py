@@ -26,6 +26,7 @@ from didicm.experiments.tune import choose, combine
 from didicm.report.panels import Column, Line, Panel, column_name
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 from didicm.report.style import RIGHT, WRONG, Look, legend_below, looks, make_axes
+from didicm.text import count
 
 ACROSS = 4  # plots side by side
 PAPERS = Condition(56, 1.0)  # the condition of the paper's figure of network calls
@@ -168,8 +169,8 @@ def _curves(rows: Rows, metric: Metric) -> Curves:
     values = {entry: rows.select(entry).estimate(metric) for entry in dict.fromkeys(row.entry for row in rows)}
     for row in rows:
         settings = row.measured.settings
-        steps = f"{settings.get('steps')} step{'s' * (settings.get('steps') != 1)}"
-        kinds = {"cl": f": over labels, {steps}", "readout": ": one call (readout)"}
+        steps = f", {count(settings['steps'], 'step')}" if "steps" in settings else ""
+        kinds = {"cl": f": over labels{steps}", "readout": ": one call (readout)"}
         kind = "" if row.method.baseline else kinds.get(settings.get("method", "cp"), ": over probabilities")
         kind += ", augmented views" if settings.get("views", 1) > 1 else ""
         if value := values[row.entry]:

@@ -24,7 +24,7 @@ from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Rows, rows_of
 from didicm.report.style import drawing
 from didicm.report.tables import Table, cost_table, difference_table, main_table, panel_table, search_table
 from didicm.report.verdict import compared, verdict
-from didicm.text import quoted
+from didicm.text import count, quoted
 
 REPORT, TABLES, FIGURES = "report.html", "tables.md", "figures"
 CAPTIONS = yaml.safe_load(files("didicm.report").joinpath("captions.yaml").read_text(encoding="utf-8"))
@@ -178,13 +178,12 @@ def _facts(plan: Plan, rows: Rows) -> dict[str, str]:
     first = rows[0].run
     train, held = {run.num_train for run in runs}, {run.num_held_out for run in runs}
     temperature = f", and {_list(held)} held out from them for the temperature" if any(held) else ""
-    seeds = len({run.seed for run in runs})
     facts = {
         "data": f"{plan.data} ({first.num_classes} classes, {first.num_test} test images)",
         "training images": _list(train) + temperature,
         "conditions": "; ".join(map(str, rows.conditions())),
         "methods": "; ".join(dict.fromkeys(str(row.method) for row in rows)),
-        "trainings": f"{len(runs)}, with {seeds} seed{'s' * (seeds > 1)} each",
+        "trainings": f"{len(runs)}, with {count(len({run.seed for run in runs}), 'seed')} each",
         "network": ", ".join(dict.fromkeys(str(settings["model"]) for settings in plan.settings.values())),
     }
     return {name: value for name, value in facts.items() if value}

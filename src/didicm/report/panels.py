@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 
 from didicm.experiments.spec import Condition, Method, Study, published_tables
 from didicm.report.records import NLL, SCALED_NLL, TOP1, TOP5, Entry, Estimate, Metric, Row, Rows
+from didicm.text import count
 
 PUBLISHED_STEMS = "3x3 stem", "7x7 stem"  # of DiDiCM and of the standard classifier beside it
 CLEAR_GAIN = 0.005  # of NLL, for which a higher price is named
@@ -65,11 +66,13 @@ def panels_of(study: Study, rows: Rows) -> tuple[Panel, Panel | None]:
 
 def our_panel(study: Study, rows: Rows) -> Panel:
     """The study's numbers in its layout; samplers that only make a curve stand over steps alone."""
-    if study.layout == "comparison":
+    if study.layout in ("comparison", "sizes"):  # a sampler per method
         rows = Rows(row for row in rows if row.main)
     elif study.layout != "steps":
         rows = Rows(row for row in rows if row.measured.posteriors is not None)
-    several = len({row.measured.sampler for row in rows if not row.method.baseline}) > 1
+    entries = set(rows.entries())
+    several = len({entry.sampler for entry in entries if not entry.method.baseline}) > 1
+    several = several or len(entries) > len({str(entry.method) for entry in entries})
     cells: dict[tuple[str, Column], Rows] = {}
     for row in rows:
         cells.setdefault(_place(study, row, several), Rows()).append(row)
@@ -122,7 +125,7 @@ def column_name(column: Column) -> str:
 
 
 def _place(study: Study, row: Row, several: bool) -> tuple[str, Column]:
-    """Line and column of a row in the study's layout; `several` if DiDiCM has more than one sampler."""
+    """Line and column of a row in the study's layout; `several` if a method's name leaves the sampler open."""
     if study.layout == "sizes":
         return row.method.line, row.method.size
     if study.layout == "steps":
@@ -159,17 +162,17 @@ def _minus(x: Estimate | None, y: Estimate | None) -> Estimate | None:
 def on_study(study: Study, rows: Rows) -> list[str]:
     """What a study shows beside what was published: gains over the baselines, or else who comes first."""
     panel, published = panels_of(study, rows)
-    sentences = []
     if study.layout == "steps":
         return [*(_winners(panel, metric) for metric in (TOP1, NLL)), *_on_price(panel)]
     if study.layout == "metrics" or not panel.gains:
+        sentences = []
         for metric in (TOP1, NLL):
             text = f"By mean {metric}, best first: {_ranked(panel, metric)}; the table shows how far seeds differ."
             if published is not None and metric in published.metrics:
                 text += f" Published: {_ranked(published, metric)}."
             sentences.append(text)
         return sentences
-    sentences += [*(_on_gain(panel, gain) for gain in panel.gains), *_on_stems(panel)]
+    sentences = [*(_on_gain(panel, gain) for gain in panel.gains), *_on_stems(panel)]
     if published is not None and published.gains:
         gains = [
             f"{gain} {_mean_of(gain, TOP1)} and {_mean_of(gain, TOP5)} (top-1 with {_by_group(published, gain)})"
@@ -183,10 +186,9 @@ def _on_gain(panel: Panel, gain: Line) -> str:
     found = [x for x in gain.values[TOP1] if x is not None]
     if not found:
         return f"{gain.name} and {gain.over} have no condition and seed in common yet."
-    shown = [f"{_mean_of(gain, m)} points of {m}" for m in (TOP1, TOP5) if m in gain.values]
-    shown += [f"{_mean_of(gain, m)} of {m}" for m in (NLL, SCALED_NLL) if any(gain.values.get(m, []))]
-    columns = f"{len(found)} column{'s' * (len(found) > 1)} of the table"
-    text = f"{gain.name} against {gain.over}, mean over {columns}: {', '.join(shown)}; "
+    shown = [f"{_mean_of(gain, m)}{' points' * m.percent} of {m}" for m, x in gain.values.items() if any(x)]
+    columns = count(len(found), "column")
+    text = f"{gain.name} against {gain.over}, mean over {columns} of the table: {', '.join(shown)}; "
     text += f"top-1 with {_by_group(panel, gain)}; at {_cost_ratio(panel, gain)} the multiply-adds per image"
     if all(x.half is None for x in found):
         return f"{text}; a single seed, so noise may explain it."

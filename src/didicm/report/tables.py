@@ -42,7 +42,7 @@ class Table:
         spare = (self.spare[:count] for count in range(len(self.spare)))
         dropped = next((names for names in spare if self._width(names) <= width), self.spare)
         narrow = self._width(dropped) > width
-        left_out = [*dropped, *(["intervals"] if narrow else [])]
+        left_out = [*(name for name in dropped if name in self.header), *(["intervals"] if narrow else [])]
         note = self.note + (f"; report.html also has {', '.join(left_out)}" if left_out else "")
         table = RichTable(title=_plain(self.title), caption=_plain(note))
         table.title_justify = table.caption_justify = "left"
@@ -81,7 +81,7 @@ def main_table(rows: Rows) -> Table:
             if found := rows.select(entry, condition):
                 measured = found[0].measured
                 cells = [show(found.estimate(m), m) for m in metrics]
-                cells += [f"{measured.calls:.3g}", _in_units(measured.multiply_adds, 1e6)]
+                cells += [f"{round(measured.calls, 2):g}", _in_units(measured.multiply_adds, 1e6)]
                 body.append([f"  {entry}", *cells, *([_training_cost(found)] if trainings else [])])
     seeds = len({row.run.seed for row in rows})
     note = f"mean over {seeds} seeds ± half of its 95 % interval" if seeds > 1 else "a single seed: no intervals"
@@ -122,7 +122,7 @@ def cost_table(rows: Rows) -> Table:
         found, top = rows.select(entry), rows.largest(entry)
         seconds = [row.run.train_seconds for row in found if row.run.train_seconds is not None]
         quality = [show(found.estimate(m), m, spread=False) for m in (TOP1, nll)]
-        cost = [f"{top.run.parameters / 1e6:.2f}", str(top.measured.calls)]
+        cost = [f"{top.run.parameters / 1e6:.2f}", f"{round(top.measured.calls, 2):g}"]
         cost += [_in_units(top.measured.multiply_adds, 1e6), f"{rows.cost_ratio(entry):.1f} x"]
         training = [_training_cost(found), f"{sum(seconds) / len(seconds):.0f}" if seconds else ""]
         body.append([str(entry), *quality, *cost, *training])

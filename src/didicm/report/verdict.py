@@ -48,7 +48,7 @@ def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
     Ensembles are trained several times over: what they show is told by itself, unless there is no other baseline.
     """
     entries = rows.entries()
-    ours = [entry for entry in rows.entries(main=True) or entries if not entry.method.baseline]
+    ours = [entry for entry in (*rows.entries(main=True), *entries) if not entry.method.baseline]
     baselines = [entry for entry in entries if entry.method.baseline]
     return next(iter(ours), None), [entry for entry in baselines if entry.method.members == 1] or baselines
 
@@ -56,16 +56,17 @@ def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
 def _on_comparison(rows: Rows) -> list[str]:
     """DiDiCM against a standard classifier; then other variants of it, and several views of an image."""
     once, often = (Rows(row for row in rows if (row.views > 1) == several) for several in (False, True))
-    says = _on_pair(once)
-    if not says:
-        return ["There is nothing to compare yet: run DiDiCM and a standard classifier under the same condition."]
-    ours = list(dict.fromkeys(str(row.method) for row in once if not row.method.baseline))
-    views = "With several augmented views of each image, "
-    for title, name, part in [*(("", name, once) for name in ours[1:]), *((views, name, often) for name in ours)]:
-        chosen = Rows(row for row in part if row.method.baseline or str(row.method) == name)
-        if told := _on_pair(chosen):
-            says.append(f"{title}{name}: {' '.join(told)}")
-    return says
+    ours = dict.fromkeys(str(row.method) for row in rows if not row.method.baseline)
+    says: list[str] = []
+    for title, part in (("", once), ("With several augmented views of each image, ", often)):
+        for i, name in enumerate(ours):
+            told = _on_pair(Rows(row for row in part if row.method.baseline or str(row.method) == name))
+            if i == 0 and part is once:  # it stands for DiDiCM
+                says += told
+            elif told:
+                says.append(f"{title}{name}: {' '.join(told)}")
+    nothing = "There is nothing to compare yet: run DiDiCM and a standard classifier under the same condition."
+    return says or [nothing]
 
 
 def _on_pair(rows: Rows) -> list[str]:
@@ -140,7 +141,8 @@ def _on_nll(found: _Measured) -> str:
 def _on_cost(rows: Rows, ours: Entry, baseline: Entry) -> str:
     """Multiply-adds of DiDiCM relative to a baseline: of an answer, of a single call, of the training."""
     calls = rows.select(ours)[0].measured.calls
-    what = f"{calls:g} network calls of DiDiCM cost" if calls > 1 else "single network call of DiDiCM costs"
+    several = f"{round(calls, 2):g} network calls of DiDiCM cost"
+    what = several if calls > 1 else "single network call of DiDiCM costs"
     text = f"The {what} {rows.cost_ratio(ours, baseline):.1f} times the multiply-adds of {baseline}"
     mine, theirs = (rows.select(entry).training_cost() for entry in (ours, baseline))
     if mine and theirs:
@@ -255,7 +257,8 @@ def _on_ensembles(rows: Rows) -> list[str]:
         told, metric = [], SCALED_NLL if len(there.values(SCALED_NLL)) == len(there) else NLL
         for entry in there.entries():
             if entry.method.members == 1 and not (entry.method.baseline and entry.sampler == ONE_CALL):
-                told += [f"{entry} is {value}" for value in _worth_of(there.select(entry), members, metric)]
+                value = _worth_of(there.select(entry), members, metric)
+                told += [f"{entry} is worth {value}"] if value else []
         if told:
             scaled = "temperature-scaled " if metric.scaled else ""
             where = f"Under {condition}, by {scaled}NLL, where an ensemble has up to {ensemble.members} members"
@@ -280,8 +283,8 @@ def worth(nll: float, curve: Mapping[int, float]) -> float:
     return before + (enough - before) * (curve[before] - nll) / (curve[before] - curve[enough])
 
 
-def _worth_of(answers: Rows, members: Rows, metric: Metric) -> list[str]:
-    """In words, over the seeds in common; nothing without such seeds."""
+def _worth_of(answers: Rows, members: Rows, metric: Metric) -> str:
+    """In words, over the seeds in common; empty without such seeds."""
     seeds = {row.run.seed for row in answers} & {row.run.seed for row in members}
     answers, members = (Rows(row for row in side if row.run.seed in seeds) for side in (answers, members))
     by_count: dict[int, Rows] = {}
@@ -290,8 +293,8 @@ def _worth_of(answers: Rows, members: Rows, metric: Metric) -> list[str]:
     curve = {n: x.mean for n, counted in by_count.items() if (x := counted.estimate(metric))}
     nll = answers.estimate(metric)
     if nll is None or 1 not in curve:
-        return []
+        return ""
     found = worth(nll.mean, curve)
     if found < 1:
-        return ["worth less than one standard classifier"]
-    return ["worth more than all of them" if math.isinf(found) else f"worth an ensemble of {found:.1f}"]
+        return "less than one standard classifier"
+    return "more than all of them" if math.isinf(found) else f"an ensemble of {found:.1f}"

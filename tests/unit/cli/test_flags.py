@@ -63,6 +63,12 @@ def test_what_follows_a_switch_is_no_value_of_it():
     assert read("here", "--loud=true").loud is True
 
 
+@pytest.mark.parametrize(("value", "careful"), [("true", False), ("false", True)])
+def test_a_negated_switch_means_the_same_with_and_without_equals(value, careful):
+    assert read("here", f"--no-careful={value}").careful is careful
+    assert read("here", "--no-careful", value).careful is careful
+
+
 def test_text_stays_text_and_lists_need_no_brackets():
     assert read("123", "007", "--name", "1e3").name == "1e3"
     assert read("123", "007").many == ("007",)
@@ -86,6 +92,8 @@ def test_a_negative_number_is_a_value_and_two_dashes_end_the_options():
     ("argv", "says"),
     [
         (["here", "--sped-limit", "2"], "didicm test has no option --sped-limit: did you mean --speed-limit?"),
+        (["here", "--no-speed-limit", "2"], "has no option --no-speed-limit: did you mean --speed-limit?"),
+        (["here", "--no-loud=perhaps"], "--loud must be true or false, got 'perhaps'"),
         (["here", "--set"], "--set needs a value"),
         (["here", "--set", "x"], "--set needs NAME=VALUE"),
         (["here", "--set", "x={"], "cannot be read"),

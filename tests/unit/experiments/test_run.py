@@ -14,19 +14,24 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from didicm.classifier import DiffusionClassifier, Sampler
 from didicm.data import folder
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
 from didicm.evaluation.run import evaluate
 from didicm.evaluation.store import load_posteriors
+from didicm.experiments import execute as executing
 from didicm.experiments import measure as measuring
+from didicm.experiments import run as running
 from didicm.experiments.execute import execute, prepare, read_result, write_run
-from didicm.experiments.measure import final_epochs_gain, measure
+from didicm.experiments.measure import final_epochs_gain, measure, samplers_of
 from didicm.experiments.results import RESULTS, read_plan, read_results
-from didicm.experiments.run import plan_runs, run_study
+from didicm.experiments.run import check_begun, plan_runs, run_study
 from didicm.experiments.spec import PICTURES
-from didicm.processes import HeldError, held
+from didicm.models import create_model
+from didicm.processes import LOCK, HeldError, held
 from didicm.report.html import write_report
+from didicm.training.build import INDEX
 from didicm.values import override
 
 
@@ -225,6 +230,43 @@ def test_whether_the_loss_was_still_falling_is_read_from_the_last_two_tenths(tmp
     assert final_epochs_gain(path, 20) is None
 
 
+def test_answers_that_are_not_finite_are_told_with_the_run_whoever_carries_it_out(tiny, tmp_path, monkeypatch):
+    run = runs_of(tiny())[1]
+    folder = write_run(tmp_path, tmp_path, run)
+
+    def fail(*args):
+        raise FloatingPointError("the network answered\nwith NaN")
+
+    monkeypatch.setattr(executing, "_train_and_measure", fail)
+    with pytest.raises(UserError, match=r"^DiDiCM, 7 px, .*, seed 0: the network answered with NaN$"):
+        execute(folder)
+    assert executing.main(folder) == 2  # as one of several processes
+    told = tmp_path / "runs" / run.key / executing.ERROR
+    assert told.read_text() == "the network answered with NaN"
+
+
+def test_the_main_sampler_is_the_recipes():
+    network = create_model("didirn8", num_classes=3, width=0.125)
+
+    def methods(method):
+        found = samplers_of(DiffusionClassifier(network, sampler=Sampler(method, steps=2)))
+        return [(spec.name, spec.settings["method"], spec.stored) for spec in found]
+
+    for method in ("cp", "cl"):
+        assert methods(method) == [
+            ("2 steps", method, True),
+            ("1 call", "readout", True),
+            ("1 step", method, False),
+        ]
+    assert methods("readout")[:2] == [("1 call", "readout", True), ("2 steps", "cp", True)]
+
+
+def test_an_ensemble_counts_as_the_work_of_all_its_members(tiny):
+    methods = [{"name": "one", "method": "standard"}, {"name": "four", "method": "standard", "members": 4}]
+    one, four = map(running._work, runs_of(tiny(methods=methods)))
+    assert four == 4 * one
+
+
 def test_a_folder_keeps_to_its_settings_and_may_grow(plan):
     stored = plan()
     assert not stored.conflict(plan())
@@ -235,6 +277,10 @@ def test_a_folder_keeps_to_its_settings_and_may_grow(plan):
         older = {kind: {**settings, "time_sampling": times} for kind, settings in stored.settings.items()}
         assert replace(stored, settings=older).conflict(plan()) == told
     assert stored.conflict(plan(samplers={"2 steps": {"steps": 2}})) == "samplers are the usual ones"
+    # What an earlier version did not store was as it is without the setting.
+    older = {kind: {k: v for k, v in x.items() if k != "augment.pad_mode"} for kind, x in stored.settings.items()}
+    assert replace(stored, settings=older).conflict(plan()) == "augment.pad_mode is black, not edge"
+    assert not replace(stored, settings=older).conflict(plan({"augment.pad_mode": "black"}))
     # Also for methods and conditions that are new.
     assert stored.conflict(plan({"optimizer.lr": 0.1}, resolutions=[14])) == "optimizer.lr is 0.005, not 0.1"
     smooth = [{"name": "smooth", "method": "standard", "augment.label_smoothing": 0.1}]
@@ -248,6 +294,8 @@ def test_a_folder_keeps_to_its_settings_and_may_grow(plan):
         assert joined.study.methods[:2] == stored.study.methods
         assert not joined.conflict(stored)
         assert not joined.conflict(grown)
+    of_two, of_four = (plan(methods=[{"name": "several", "members": n}]) for n in (2, 4))
+    assert of_two.conflict(of_four) == "members of several is 2, not 4"
     study = plan(layout="metrics", methods=smooth)
     assert stored.extended(study) is study
 
@@ -264,6 +312,12 @@ def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path):
     with pytest.raises(UserError, match="not empty and holds no comparison"):
         run_study(tiny(), tmp_path)
     assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+def test_a_command_that_was_stopped_before_it_wrote_its_plan_can_be_given_again(plan, tmp_path):
+    (tmp_path / LOCK).touch()
+    (tmp_path / INDEX).mkdir()
+    assert check_begun(tmp_path, plan()) is None
 
 
 def test_a_grid_lists_a_folder_once_and_sees_when_it_changes(tiny, tmp_path, make_folder, write, scans):

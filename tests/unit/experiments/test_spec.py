@@ -49,6 +49,7 @@ SMALL = {
     "layout": "metrics",
     "methods": [{"name": "standard", "method": "standard"}, {"name": "DiDiCM"}],
 }
+STEPS = {"layout": "steps", "methods": [{"name": "b"}]}
 
 
 @cache
@@ -196,6 +197,13 @@ def test_a_list_of_steps_makes_a_sampler_each_and_only_the_first_keeps_posterior
         ("exact, 2 steps", False, "exact"),
     ]
     assert made[3].settings == {"method": "cl", "steps": 2, "chains": 8}
+    listed = [{"name": "first", "settings": {"steps": 4}}]
+    beside = make_study({**SMALL, "samplers": listed, "curves": {"exact": {"steps": [1, 2]}}}, "here").samplers
+    assert [(spec.name, spec.stored) for spec in beside] == [
+        ("first", True),
+        ("exact, 1 step", False),
+        ("exact, 2 steps", False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +232,9 @@ def test_a_list_of_steps_makes_a_sampler_each_and_only_the_first_keeps_posterior
         ({"samplers": {"a": {"steps": 2, "at": {"size": 7}}}}, "at has no 'size'"),
         ({"samplers": {"a": {"steps": 2, "at": {"fraction": 0.3}}}}, "which no condition is"),
         ({"samplers": {"a": {"steps": 2, "at": {"fraction": 1.0}}}}, "at is for curves"),
+        ({"baseline_samplers": {"a": {"views": 2, "at": {"size": 7}}}}, "at has no 'size'"),
+        ({"baseline_samplers": {"a": {"views": 2, "at": {"fraction": 1.0}}}}, "at is for curves"),
+        ({"baseline_samplers": {"a": {"steps": 2}}}, "a standard classifier has no steps: it may have views"),
         ({"corruptions": ["fog:3"]}, "fog"),
         ({"corruptions": "none"}, "corruptions must be a list"),
         ({"conditions": [{"pixels": 3}]}, "there is no key 'pixels'"),
@@ -239,7 +250,8 @@ def test_a_list_of_steps_makes_a_sampler_each_and_only_the_first_keeps_posterior
         ({"held_out": "a tenth"}, "held_out must be a number"),
         ({"held_out": 1}, "held_out must be below 1"),
         ({"layout": "steps"}, "layout steps needs samplers"),
-        ({"layout": "steps", "samplers": {"a": {"select": "argmax"}}, "methods": [{"name": "b"}]}, "needs steps"),
+        ({**STEPS, "samplers": {"a": {"select": "argmax"}}}, "needs steps"),
+        ({**STEPS, "samplers": {"a": {"method": "cl", "steps": [1], "chains": [4, 8]}}}, "a has .* steps twice"),
     ],
 )
 def test_mistakes_are_named(change, message):

@@ -99,6 +99,27 @@ def test_crossed_stems_say_how_much_of_the_published_gain_is_the_stem(study, res
     ) in told
 
 
+def test_samplers_of_one_method_never_share_a_cell(study, result):
+    """Also where only the standard classifier has several, and where a row has place for one alone."""
+    baseline, ours = (result(name, 0, 0.5, 1.0) for name in ("standard", "DiDiCM-CP"))
+    (single,) = baseline.measurements
+    views = replace(single, sampler="8 views", metrics={**single.metrics, "cls/Acc": 0.7})
+    rows = rows_of([replace(baseline, measurements=(single, views)), ours], study())
+    lines = {line.name: line.values[TOP1][0] for line in our_panel(study(), rows).lines}
+    assert {name: x.mean for name, x in lines.items()} == {
+        "standard": 0.5,
+        "standard, 8 views": 0.7,
+        "DiDiCM-CP, 1 call": 0.5,
+    }
+    sized = [{"name": "standard", "size": "8", "method": "standard"}, {"name": "DiDiCM-CP", "size": "8"}]
+    sizes = study(layout="sizes", methods=sized)
+    run = result("DiDiCM-CP, 8", 0, 0.5, 1.0, calls=8)
+    other = replace(run.measurements[1], metrics={**run.measurements[1].metrics, "cls/Acc": 0.9})
+    run = replace(run, measurements=(run.measurements[0], other))
+    (line,) = our_panel(sizes, rows_of([run], sizes)).lines
+    assert (line.values[TOP1][0].mean, line.values[TOP1][0].n) == (0.5, 1)
+
+
 def test_with_five_classes_top_5_is_left_out(study, result):
     rows = rows_of([result("standard", 0, 0.5, 1.0, num_classes=5)], study())
     assert TOP5 not in our_panel(study(), rows).metrics

@@ -53,6 +53,25 @@ def test_tables_fit_a_narrow_screen(paired, make):
     assert str(narrow.columns[1].header) == "top-1 %"
 
 
+def test_a_narrow_screen_names_no_column_that_the_report_has_not(result, rows):
+    older = main_table(rows([result("standard", 0, 0.5, 1.0)]))  # without the cost of its training
+    assert "training, G" not in older.header
+    left_out = str(older.to_rich(60).caption).partition("report.html also has ")[2].partition(", intervals")[0]
+    names = [name for name in older.spare if name in left_out]
+    assert names
+    assert set(names) <= set(older.header)
+
+
+@pytest.mark.parametrize(("calls", "shown"), [(8, "8"), (5.28125, "5.28"), (2048, "2048")])
+def test_network_calls_are_shown_to_the_point(result, rows, says, calls, shown):
+    run = result("DiDiCM, score", 0, 0.5, 1.0, calls=8)
+    run = replace(run, measurements=tuple(replace(m, calls=calls) for m in run.measurements[:1]))
+    found = rows([result("standard", 0, 0.5, 1.0), run])
+    for table in (main_table(found), cost_table(found)):
+        assert table.rows[-1][table.header.index("calls")] == shown
+    assert says(found)[2].startswith(f"The {shown} network calls of DiDiCM")
+
+
 def test_the_verdict_and_the_cost_table_have_the_same_ratio(result, rows, says):
     """Also where conditions cost differently: both speak of the largest resolution."""
 

@@ -220,6 +220,28 @@ def test_only_what_both_sides_were_run_in_is_compared(result, rows, says):
     assert says(rows(apart))[0].startswith("There is nothing to compare")
 
 
+def test_a_variant_is_compared_even_if_the_first_cannot_be(result, rows, says):
+    easy, hard = Condition(28, 1.0), Condition(7, 0.1)
+    results = [result("DiDiCM, score", 0, 0.5, 1.0, easy, calls=2)]
+    results += [result(method, 0, 0.5, 1.0, hard) for method in ("standard", "DiDiCM, posterior")]
+    assert says(rows(results))[0].startswith("DiDiCM, posterior: In accuracy, DiDiCM and the standard classifier")
+
+
+def test_a_method_whose_main_answer_is_of_several_views_is_told_with_those(result, rows, says):
+    run = result("DiDiCM, score", 0, 0.6, 1.0, calls=8)
+    first, single = run.measurements
+    seen = replace(first, sampler="8 views", settings={**first.settings, "views": 8})
+    results = [
+        result("standard", 0, 0.5, 1.0),
+        replace(run, measurements=(seen, single)),
+        result("DiDiCM, posterior", 0, 0.7, 1.0),
+    ]
+    told = says(rows(results))
+    assert "(DiDiCM, score, 1 call; standard)" in told[0]
+    assert told[3].startswith("DiDiCM, posterior: ")
+    assert not told[4].startswith("DiDiCM, posterior: ")
+
+
 def test_without_a_baseline_there_is_nothing_to_compare(result, rows, says):
     for method in ("standard", "DiDiCM, score"):
         assert says(rows([result(method, 0, 0.5, 1.0)]))[0].startswith("There is nothing to compare")
