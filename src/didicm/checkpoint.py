@@ -24,7 +24,7 @@ from didicm.errors import UserError, reason
 from didicm.files import read_json, sha256, to_json, write_files
 from didicm.models import create_model
 from didicm.models.backbone import Backbone
-from didicm.models.weights import load_backbone, load_network
+from didicm.models.weights import load_backbone, load_network, not_finite
 from didicm.values import coerce, renamed
 
 FORMAT = 2
@@ -58,16 +58,15 @@ def save(
     training_prior: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a classifier into a directory; an interrupted save leaves the files that were there."""
-    _check_names(class_names, classifier)
     config = {
         "format": FORMAT,
         **_describe(classifier),
-        "class_names": None if class_names is None else list(class_names),
+        "class_names": _check_names(class_names, classifier),
         "transform": None if transform is None else dict(transform),
         "training_prior": None if training_prior is None else dict(training_prior),
         "versions": {package: version(package) for package in ("didicm", "torch", "timm")},
     }
-    weights = {name: x.detach().cpu().contiguous() for name, x in classifier.model.state_dict().items()}
+    weights = storable(classifier.model.state_dict())
 
     def write_config(path: Path) -> None:
         # The digest ties the two files together: weights of another save are noticed at loading.
@@ -75,6 +74,18 @@ def save(
 
     write_files(directory, {WEIGHTS: lambda path: save_file(weights, path), CONFIG: write_config})
     return Path(directory)
+
+
+def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors takes them: on the host, contiguous, and none in the memory of another."""
+    stored: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, x in tensors.items():
+        x = x.detach().cpu().contiguous()
+        address = x.untyped_storage().data_ptr()
+        stored[name] = x.clone() if address in seen and x.numel() else x
+        seen.add(address)
+    return stored
 
 
 def load(source: str | Path, *, model: nn.Module | None = None) -> Checkpoint:
@@ -284,7 +295,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         weights = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged or not a safetensors file ({reason(error)}): copy it again") from error
-    if broken := next((name for name, x in weights.items() if not bool(x.isfinite().all())), None):
+    if broken := not_finite(weights):
         raise UserError(f"{path} is broken: {broken} holds numbers that are not finite; train or copy it again")
     return weights
 

@@ -275,13 +275,14 @@ class StandardClassifier(Classifier):
     def _answer(self, image: Tensor) -> Posterior:
         model: Any = self.model
         if image.ndim == 2:  # features that were computed earlier
-            logits, features = self._checked(model(image), image), image
+            logits, features = model(image), image
         elif all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier")):
             x = model.forward_features(image)
-            logits = self._checked(model.forward_head(x), image)
+            logits = model.forward_head(x)
             features = _pooled(model.forward_head(x, pre_logits=True))
         else:  # without timm's interface, logits are all there is
-            features = logits = self._checked(model(image), image)
+            features = logits = at_least_float32(model(image))
+        logits = self._checked(logits, image)
         # As of a diffusion classifier: an error, but from a compiled or exported graph, which cannot raise, NaN.
         if not torch.compiler.is_compiling() and not bool(logits.isfinite().all()):
             raise FloatingPointError(
@@ -339,7 +340,8 @@ class Ensemble(Classifier):
         answers = [member.posterior(image, **settings) for member in members]
         probs = torch.stack([answer.probs for answer in answers]).mean(0)
         nfe = sum(answer.nfe for answer in answers)
-        features = torch.cat([answer.features for answer in answers if answer.features is not None], 1)
+        found = [answer.features for answer in answers if answer.features is not None]
+        features = torch.cat(found, 1) if found else None
         if all(answer.calls is None for answer in answers):
             return Posterior(probs, nfe, features=features)
         each = [torch.full((len(probs),), a.nfe) if a.calls is None else a.calls.cpu() for a in answers]

@@ -16,6 +16,7 @@ from didicm.classifier import DiffusionClassifier, Sampler
 from didicm.errors import UserError, reason
 from didicm.models import create_model
 from didicm.models.resnet import ARCHITECTURES, Architecture
+from didicm.models.weights import not_finite
 from didicm.values import coerce
 
 Weights: TypeAlias = Literal["best", "model", "ema"]
@@ -60,7 +61,7 @@ def read_official(path: str | Path, weights: Weights = "best") -> tuple[Diffusio
         raise
     except Exception as error:  # what lies where weights should lie may be anything
         raise UserError(f"{path} does not hold a DiDiRN of the released code: {reason(error)[:200]}") from error
-    if not all(bool(x.isfinite().all()) for x in state.values()):
+    if not_finite(state):
         raise UserError(f"{path} holds weights that are not finite: take another checkpoint")
     stored = file.get("args") or {}
     stored = vars(stored) if isinstance(stored, argparse.Namespace) else stored

@@ -124,6 +124,40 @@ def test_a_model_with_a_new_head_is_saved_as_it_is_now(tmp_path):
     assert load(tmp_path).classifier.num_classes == 6
 
 
+def trunk(**arguments):
+    return create_model("didirn8_baseline", **SMALL, stem="tiny", **arguments)
+
+
+@pytest.mark.parametrize(("made", "new"), [("max", None), ("avg", "max")])
+def test_a_new_head_pools_as_before_or_as_it_is_told_and_returns_so(made, new, tmp_path):
+    model, image = trunk(global_pool=made), torch.randn(2, 3, 8, 8)
+    model.reset_classifier(6, new)
+    assert model.global_pool.pool_type == "max"
+    classifier = StandardClassifier(model).eval()
+    save(classifier, tmp_path)
+    assert torch.equal(load(tmp_path).classifier(image), classifier(image))
+
+
+def test_a_backbone_that_pools_otherwise_is_given_again_at_loading(tmp_path):
+    def make():
+        model = create_model("backbone_baseline", backbone="resnet10t", num_classes=4)
+        model.reset_classifier(6, "max")
+        return model
+
+    classifier, image = StandardClassifier(make()).eval(), torch.randn(2, 3, 64, 64)
+    save(classifier, tmp_path)
+    with pytest.raises(UserError, match="give that to load as model="):
+        load(tmp_path)
+    assert torch.equal(load(tmp_path, model=make()).classifier(image), classifier(image))
+
+
+def test_networks_that_share_weights_are_saved(tmp_path):
+    member, image = StandardClassifier(trunk()), torch.randn(2, 3, 8, 8)
+    twice = Ensemble([member, member]).eval()
+    save(twice, tmp_path)
+    assert torch.equal(load(tmp_path).classifier(image), twice(image))
+
+
 class Own(torch.nn.Module):
     """A network of the user's."""
 

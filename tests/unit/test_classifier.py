@@ -18,7 +18,7 @@ from didicm import (
 )
 from didicm.classifier import Loss
 from didicm.data import Augment, Mixer
-from didicm.diffusion import Geometric
+from didicm.diffusion import Geometric, Posterior
 from didicm.models import BackboneBaseline, cost
 
 SMALL = {"num_classes": 5, "width": 0.125, "stem": "tiny"}
@@ -374,6 +374,15 @@ def test_an_ensemble_is_the_mean_of_its_members():
         ensemble.posterior(image, callback=print)
     with pytest.raises(UserError, match="leave out steps"):
         Ensemble([diffusion(), standard()]).posterior(image, steps=2)
+
+
+def test_an_ensemble_of_members_without_features_has_none():
+    class Uniform(StandardClassifier):
+        def posterior(self, image, callback=None, **settings):
+            return Posterior(torch.full((len(image), self.num_classes), 1 / self.num_classes), nfe=1)
+
+    member = Uniform(standard().model)
+    assert Ensemble([member, member]).posterior(batch()[0]).features is None
 
 
 def test_members_that_sample_differently_have_no_common_sampler():

@@ -181,7 +181,7 @@ def sample_until_settled(
         if len(settled):
             p, _ = advance(settled, to_end, Interval(interval.t, process.schedule.at(interval.t.time / 2), end))
             settled = settled[:0]
-        if len(moving):
+        if len(moving) or before is None:
             p, ends = advance(moving, step, interval)
             still = torch.zeros_like(moving, dtype=torch.bool)
             if before is not None:
@@ -191,7 +191,7 @@ def sample_until_settled(
             callback(Step(interval.s.time, p, label.unsqueeze(-1)))
         if not len(moving) and not len(settled):
             break
-    return Posterior(score.checked(p), nfe=int(calls.max()), calls=calls)
+    return Posterior(score.checked(p), nfe=max(calls.tolist(), default=0), calls=calls)
 
 
 def sample_cl(

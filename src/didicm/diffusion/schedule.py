@@ -14,6 +14,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from didicm.errors import UserError
+from didicm.values import Settings
+
 # Near uniform at t = 1: at most 1 % of the labels are still clean, and the true class outweighs any
 # other by at most 3 to 1. The second condition is the stricter one from 200 classes on.
 MAX_CLEAN = 1e-2
@@ -34,7 +37,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Schedule(ABC):
+class Schedule(Settings, ABC):
     """Total noise as an increasing function of time t in [0, 1]: a tensor of any shape, or one number.
 
     Training has a time for each image, as a tensor. A sampler's times are Python's numbers: in float64 on every
@@ -95,6 +98,7 @@ class LogLinear(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.eps < 1:
             raise ValueError(f"LogLinear: eps must lie between 0 and 1, got {self.eps}")
 
@@ -124,6 +128,7 @@ class Exponential(Schedule):
     num_classes: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (self.a < 0 and 0 < self.b < 1):
             raise ValueError(f"Exponential: needs a < 0 and 0 < b < 1, got a = {self.a}, b = {self.b}")
         self.check(self.num_classes)
@@ -147,6 +152,7 @@ class Geometric(Schedule):
     max: float = 20.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.min < self.max:
             raise ValueError(f"Geometric: needs 0 < min < max, got min = {self.min}, max = {self.max}")
 
@@ -177,6 +183,7 @@ class LogRatio(Schedule):
     min: float = 1e-2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.min < self.max:
             raise ValueError(f"LogRatio: needs 0 < min < max, got min = {self.min}, max = {self.max}")
         self.check(self.num_classes)
@@ -209,12 +216,12 @@ def schedule_from_dict(config: Mapping[str, Any]) -> Schedule:
     """Rebuild a schedule from `Schedule.to_dict`; unknown names and parameters are errors."""
     parameters = dict(config)
     name = parameters.pop("name", None)
-    if name not in SCHEDULES:
-        raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}")
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise UserError(f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}")
     try:
-        return SCHEDULES[name](**parameters)
-    except TypeError as error:
-        raise ValueError(f"schedule {name!r} does not take these parameters: {error}") from None
+        return SCHEDULES[name].from_dict(parameters)
+    except UserError as error:
+        raise UserError(f"schedule {name}: {error}") from None
 
 
 def _exp(x: T) -> T:

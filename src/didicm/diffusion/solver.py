@@ -81,25 +81,23 @@ def intervals(
     """The steps that a solver takes, from t = 1 to 0."""
     coerce(solver, Solver, "solver")
     coerce(score_time, ScoreTime, "score_time")
-    if solver == "official" and grid is not None:
-        raise UserError("solver='official' brings its own grid: leave out `grid`")
-    times = _even_times(steps) if grid is None else grid.tolist()
-    falls = len(times) > 1 and all(t > s for t, s in pairwise(times))
-    if not falls or times[0] != 1 or times[-1] != 0:
-        raise UserError(f"grid must fall from 1 to 0 in at least one step, got {times}")
-    pairs = list(pairwise(times))
-    if solver == "official":
+    coerce(steps, Natural, "steps")
+    if grid is not None:
+        if solver == "official":
+            raise UserError("solver='official' brings its own grid: leave out `grid`")
+        times = grid.tolist()
+        pairs = list(pairwise(times))
+        if not pairs or not all(t > s for t, s in pairs) or times[0] != 1 or times[-1] != 0:
+            raise UserError(f"grid must fall from 1 to 0 in at least one step, got {times}")
+    elif solver == "official":
         # Spaced as if for steps - 1 steps, but each is 1 / steps long: the last one ends below 0.
         span = 1 - OFFICIAL_EPS
         start = [1 - i * span / max(1, steps - 1) for i in range(steps)]
         pairs = [(t, t - span / steps) for t in start]
+    else:
+        pairs = [((steps - i) / steps, (steps - i - 1) / steps) for i in range(steps)]
     midpoint = solver == "exact" and score_time == "midpoint"
     return [Interval(*map(schedule.at, (t, (t + s) / 2 if midpoint else t, s))) for t, s in pairs]
-
-
-def _even_times(steps: int) -> list[float]:
-    coerce(steps, Natural, "steps")
-    return [(steps - i) / steps for i in range(steps + 1)]
 
 
 class Scores:
@@ -109,8 +107,8 @@ class Scores:
         self, model: ScoreFunction, image: Tensor, process: UniformProcess, views: Sequence[Tensor] = ()
     ) -> None:
         self.process, self._model, self._views = process, model, views or [image]
-        self._encoded = {0: model.encode(self._views[0])}
-        self._features = self._encoded[0]
+        self._encoded: dict[int, Features] = {}  # by view
+        self.look(0)
         self._sums: list[tuple[float, Tensor]] = []  # of each call: its time, and sums of log-scores by image (B,)
         self._zero = torch.zeros(image.shape[0], device=image.device)
 

@@ -95,8 +95,9 @@ class Backbone(nn.Module):
         return "fc" if name_only else self.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if self.backbone_name is not None:
-            self.backbone.reset_classifier(0, **({"global_pool": global_pool} if global_pool else {}))
+        if global_pool and self.backbone_name is not None:
+            self.backbone.reset_classifier(0, global_pool=global_pool)
+            vars(self).pop("recipe", None)  # which has no word for it: the network is given again at loading
         self.num_classes = num_classes
         self.fc = self._linear(num_classes) if num_classes else nn.Identity()
 

@@ -1,8 +1,7 @@
 """Every network by name, in timm's registry and in ours."""
 
-import inspect
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import timm
 import torch
@@ -15,6 +14,7 @@ from didicm.errors import UserError, did_you_mean
 from didicm.models.backbone import Backbone, BackboneBaseline, BackboneScore
 from didicm.models.resnet import ARCHITECTURES, ResNet, Trunk
 from didicm.models.score import DiDiRN
+from didicm.values import coerce
 
 # name -> class and the arguments that the name stands for
 _NETWORKS: dict[str, tuple[type[Backbone | Trunk], dict[str, Any]]] = {
@@ -78,12 +78,16 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
     """Build a network by name; unknown names and arguments are told in a sentence."""
     if name not in _NETWORKS:
         raise UserError(f"unknown model {name!r}: {did_you_mean(name, _NETWORKS)}")
-    allowed = sorted(set(inspect.signature(_NETWORKS[name][0]).parameters) - {"architecture"})
-    if unknown := sorted(set(arguments).difference(allowed)):
+    kinds = get_type_hints(_NETWORKS[name][0].__init__, include_extras=True)
+    allowed = kinds.keys() - {"architecture", "return"}
+    if unknown := sorted(arguments.keys() - allowed):
         raise UserError(f"model {name} has no argument {unknown[0]!r}: {did_you_mean(unknown[0], allowed)}")
     try:
+        for key, value in arguments.items():
+            if value is not None and key != "backbone":  # that may be a module, too
+                arguments[key] = coerce(value, kinds[key], key)
         return timm.create_model(name, **arguments)
-    except ValueError as error:
+    except (AssertionError, TypeError, ValueError) as error:  # how networks of timm's refuse their arguments
         raise UserError(f"model {name}: {error}") from error
 
 

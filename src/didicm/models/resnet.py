@@ -146,10 +146,13 @@ class Trunk(nn.Module):
     def get_classifier(self, name_only: bool = False) -> nn.Module | str:
         return "fc" if name_only else self.fc
 
-    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
-        """Replace the last linear layer for another number of classes."""
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the last linear layer for another number of classes, and the pooling if another is given."""
+        pool = self.global_pool.pool_type if global_pool is None else global_pool
         self.num_classes = num_classes
-        self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=global_pool)
+        self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=pool)
+        if hasattr(self, "recipe"):
+            self.recipe["arguments"]["global_pool"] = pool
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trade time for memory in training."""

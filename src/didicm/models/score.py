@@ -17,6 +17,7 @@ from didicm.models.resnet import Architecture, Block, StemKind, Trunk
 from didicm.values import Range, coerce
 
 WIDTH = 128  # of the embedding of the condition
+WAVES = 128  # frequencies of the noise embedding, each as a cosine and a sine
 LOG_SCALE, LEAST_TOTAL = 10.0, 1e-8  # of the logarithmic noise embedding
 
 Parameterization: TypeAlias = Literal["score", "posterior"]
@@ -73,15 +74,13 @@ class Condition(nn.Module):
 
     wave: Tensor
 
-    def __init__(
-        self, num_classes: int, noise_embedding: NoiseEmbedding = "linear", frequencies: int = 256
-    ) -> None:
+    def __init__(self, num_classes: int, noise_embedding: NoiseEmbedding) -> None:
         super().__init__()
         self.noise_embedding = coerce(noise_embedding, NoiseEmbedding, "noise_embedding")
         self.label = nn.Embedding(num_classes, WIDTH)
-        self.noise = nn.Sequential(nn.Linear(frequencies, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
-        half = frequencies // 2
-        self.register_buffer("wave", torch.exp(-math.log(10_000) * torch.arange(half) / half), persistent=False)
+        self.noise = nn.Sequential(nn.Linear(2 * WAVES, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+        wave = torch.exp(-math.log(10_000) * torch.arange(WAVES) / WAVES)
+        self.register_buffer("wave", wave, persistent=False)
 
     def forward(self, label: Tensor, total: Tensor) -> Tensor:
         if self.noise_embedding == "log":
@@ -147,7 +146,7 @@ class DiDiRN(Trunk, ScoreModel):
     def forward_features(self, image: Tensor, label: Tensor, total: Tensor) -> Tensor:
         return self._trunk(self.encode(image), label, total)
 
-    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Start anew with another number of classes: the last layer and the label embedding."""
         self.predict(self.parameterization, num_classes)
         super().reset_classifier(num_classes, global_pool)

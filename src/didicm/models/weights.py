@@ -16,6 +16,7 @@ from didicm.models.backbone import Backbone
 
 # Where training scripts keep a state dict, averaged weights first, and what wrappers put before its names.
 _INSIDE = ("state_dict_ema", "model_ema", "state_dict", "model")
+_DEEPEST = 10  # one inside the other; a file may also hold one that contains itself
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 _PER_CLASS = ("fc.", "correct.", "condition.label.")  # layers of our networks that depend on the number of classes
 
@@ -34,16 +35,22 @@ def read_state(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"weights {path} cannot be read ({told}): give a safetensors file, or a plain state dict of torch.save"
         ) from error
-    while isinstance(found, Mapping) and (inner := [found[key] for key in _INSIDE if _is_mapping(found.get(key))]):
-        found = inner[0]
-    state = {str(name): x for name, x in found.items() if isinstance(x, Tensor)} if _is_mapping(found) else {}
+    found = found if isinstance(found, Mapping) else {}
+    for _ in range(_DEEPEST):
+        found = next((found[key] for key in _INSIDE if isinstance(found.get(key), Mapping)), found)
+    state = {str(name): x for name, x in found.items() if isinstance(x, Tensor)}
     if not state:
         raise UserError(f"weights {path} holds no state dict: save model.state_dict() and give that")
-    if broken := next((name for name, x in state.items() if not bool(x.isfinite().all())), None):
+    if broken := not_finite(state):
         raise UserError(f"weights {path} is broken: {broken} holds numbers that are not finite; copy it again")
     while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in state)), None):
         state = {name.removeprefix(prefix): x for name, x in state.items()}
     return state
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a tensor that holds numbers that are not finite, if there is one."""
+    return next((name for name, x in tensors.items() if not bool(x.isfinite().all())), None)
 
 
 def load_backbone(network: Backbone, path: Path) -> None:
@@ -94,10 +101,6 @@ def _unfit(source: str | Path, name: str, detail: str) -> UserError:
 
 def _some(names: list[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _filter(name: str) -> Any:

@@ -91,7 +91,7 @@ def build(config: TrainConfig, index: Path | None = None, *, fresh: bool = True)
     weight, images = None, train.class_counts
     if config.balance == "weights":
         counts = images.clip(min=1)
-        weight = torch.tensor(len(train) / (counts * (counts > 0).sum()), dtype=torch.float32)
+        weight = torch.tensor(len(train) / (counts * (images > 0).sum()), dtype=torch.float32)
     classifier = build_classifier(config, len(train.class_names), transform.channels, fresh=fresh)
     started = any(config.model_args.get(name) for name in ("pretrained", "weights"))
     if isinstance(classifier.model, Backbone) and started and teacher is None:
@@ -187,7 +187,8 @@ def check_settings(config: TrainConfig) -> None:
         if wanted and find_spec(package) is None:
             raise UserError(f"run.{package} needs {package}: pip install 'didicm[{package}]'")
     name = config.optimizer.name.lower()
-    known = [str(optimizer) for optimizer in list_optimizers()]
+    # What it needs beside the gradient, no training computes.
+    known = [str(optimizer) for optimizer in list_optimizers(exclude_filters=["adahessian"])]
     if name.removeprefix("lookahead_") not in known:
         raise UserError(
             f"optimizer.name {config.optimizer.name!r} is not an optimiser of timm's: {did_you_mean(name, known)}"
@@ -225,7 +226,7 @@ def small_batch(images: int) -> int:
 
 
 def check_batches(config: TrainConfig, components: RunComponents, world_size: int) -> int:
-    """Images per process and part of a step; the settings must divide evenly."""
+    """Images per process and part of a step; refuses what does not go together with so many processes."""
     share, rest = divmod(config.batch_size, world_size * config.accumulate)
     if rest or not share:
         raise UserError(
@@ -243,6 +244,8 @@ def check_batches(config: TrainConfig, components: RunComponents, world_size: in
             "features are standardised over a batch, and here each has a single image: raise batch_size, or set "
             "model_args.standardize to false"
         )
+    if world_size > 1 and keeps_features(config, components.classifier):
+        raise UserError("feature_views is for one process: set run.devices 1, or feature_views 0")
     return share
 
 

@@ -11,7 +11,6 @@ from lightning_fabric import Fabric
 
 from didicm.data import EvalTransform, FeatureSet, ImageSet, TrainTransform, make_loader
 from didicm.data.randomness import keys
-from didicm.errors import UserError
 from didicm.files import write_files
 from didicm.models.backbone import Backbone
 from didicm.settings import TrainConfig
@@ -31,8 +30,6 @@ def with_features(
     """
     if not keeps_features(config, run.classifier):
         return run
-    if fabric.world_size > 1:
-        raise UserError("feature_views is for one process: set run.devices 1, or feature_views 0")
     seeds = [int(keys(config.seed, view)) % 2**63 for view in range(count_feature_views(config, run))]
 
     def computed(

@@ -100,6 +100,7 @@ def train(
         run.teacher.to(fabric.device)
     check_batches(config, run, fabric.world_size)  # before anything is written
     check_cycles(config, run.classifier)
+    make_optimizer(config, run.classifier.model)  # or say why it cannot be made
     console = console or SafeConsole(soft_wrap=True)
     with ExitStack() as until_the_end:
         first_alone(fabric, lambda: until_the_end.enter_context(held(folder, HELD)))

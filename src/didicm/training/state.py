@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from timm.utils import ModelEmaV3
 from torch import Tensor
 
-from didicm.checkpoint import load, save
+from didicm.checkpoint import load, save, storable
 from didicm.classifier import Classifier, Ensemble
 from didicm.errors import UserError, reason
 from didicm.files import parse_json, write_files
@@ -192,9 +192,15 @@ class TrainState:
     def restore(self, folder: Path, fabric: Fabric) -> dict[str, Any]:
         """Go on from what was saved; returns the optimiser's state."""
         self.progress, weights, optimizer = load_state(folder)
-        self.classifier.model.load_state_dict(weights["model"])
-        if self.ema is not None:
-            self.ema.module.load_state_dict(weights["ema"])
+        try:
+            self.classifier.model.load_state_dict(weights["model"])
+            if self.ema is not None:
+                self.ema.module.load_state_dict(weights["ema"])
+        except (KeyError, RuntimeError) as error:
+            raise UserError(
+                f"{folder} holds the weights of another network, such as for data of other classes or channels: "
+                "train on the data that it was started with, or give another --out"
+            ) from error
         if self.progress.scaler:
             fabric.strategy.precision.load_state_dict(self.progress.scaler)
         self.progress.finished = False
@@ -207,15 +213,9 @@ def save_state(
     """Write all that the run needs to go on, in one file."""
     tensors = {f"{part}/{name}": x for part, state in weights.items() for name, x in state.items()}
     plain = _separate(optimizer, "optimizer", tensors)
-    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    seen: set[int] = set()
-    for name, x in tensors.items():  # safetensors refuses those that share memory
-        address = x.untyped_storage().data_ptr()
-        tensors[name] = x.clone() if address in seen and x.numel() else x
-        seen.add(address)
     metadata = {"position": json.dumps(vars(progress)), "optimizer": json.dumps(plain)}
     place = folder / STATE
-    write_files(place.parent, {place.name: lambda path: save_file(tensors, path, metadata)})
+    write_files(place.parent, {place.name: lambda path: save_file(storable(tensors), path, metadata)})
 
 
 def load_state(folder: Path) -> tuple[Progress, dict[str, dict[str, Tensor]], dict[str, Any]]:

@@ -12,7 +12,7 @@ from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
-from didicm.errors import UserError
+from didicm.errors import UserError, reason
 from didicm.settings import TrainConfig
 from didicm.training.devices import gather, scatter, works_behind
 from didicm.training.state import Snapshot, TrainState
@@ -109,13 +109,18 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
         # scale the steps of parameters without weight decay, which are then many times as long as those of other
         # layers: at the same learning rate the condition drowns the image in a deep trunk.
         own = [p for name, p in model.named_parameters() if name in zero_started]
-        parameters = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=zero_started)
+        parameters = param_groups_weight_decay(model, settings.weight_decay)
         for group in parameters:
             group["params"] = [p for p in group["params"] if all(p is not x for x in own)]
         parameters.append({"params": own, "weight_decay": 0.0, "lr_scale": ZERO_STARTED_LR})
-    optimizer: torch.optim.Optimizer = create_optimizer_v2(
-        parameters, opt=settings.name, lr=lr, weight_decay=settings.weight_decay, momentum=settings.momentum
-    )
+    try:
+        optimizer: torch.optim.Optimizer = create_optimizer_v2(
+            parameters, opt=settings.name, lr=lr, weight_decay=settings.weight_decay, momentum=settings.momentum
+        )
+    except AssertionError as error:  # of those that need a GPU, or a library that is not here
+        raise UserError(
+            f"optimizer.name {settings.name} does not work here ({reason(error)}): choose another"
+        ) from error
     return optimizer
 
 

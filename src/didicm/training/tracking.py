@@ -1,9 +1,11 @@
 """The numbers of a run, on the screen and on disk: metrics.jsonl always, TensorBoard and W&B by setting."""
 
+import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,24 +37,24 @@ class Tracker:
         self._named: set[str] = set()
         self._text = ""
         self._logged, self._clock, self._elsewhere = start, time.monotonic(), 0.0
+        self._until_the_end = ExitStack()
         if silent:
             return
         forget_after(folder, start)
         with writing(folder / METRICS):
-            self._file = open(folder / METRICS, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in __exit__)
+            file = open(folder / METRICS, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in __exit__)
+        self._file = self._until_the_end.enter_context(file)
         if config.tensorboard:
-            self._writers.append(_tensorboard(folder))
+            self._writers.append(_tensorboard(folder, self._until_the_end))
         if config.wandb:
-            self._writers.append(_wandb(folder, config.wandb))
+            self._writers.append(_wandb(folder, config.wandb, self._until_the_end))
 
     def __enter__(self) -> "Tracker":
-        self._display.__enter__()
+        self._until_the_end.enter_context(self._display)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._display.__exit__(kind, error, trace)
-        if not self._silent:
-            self._file.close()
+        self._until_the_end.__exit__(kind, error, trace)
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -137,10 +139,10 @@ def forget_after(folder: Path, step: int) -> None:
     write_files(folder, {METRICS: "".join(kept)})
 
 
-def _tensorboard(folder: Path) -> Writer:
+def _tensorboard(folder: Path, until_the_end: ExitStack) -> Writer:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer = until_the_end.enter_context(SummaryWriter(str(folder / "tensorboard")))
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -150,8 +152,12 @@ def _tensorboard(folder: Path) -> Writer:
     return write
 
 
-def _wandb(folder: Path, project: str) -> Writer:
+def _wandb(folder: Path, project: str, until_the_end: ExitStack) -> Writer:
     import wandb
 
-    run = wandb.init(project=project, dir=str(folder), name=folder.name, id=folder.name, resume="allow")
+    place = folder.resolve()  # tells runs apart whose folders have the same name
+    own = {"name": place.name, "id": hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}
+    run = wandb.init(project=project, dir=str(folder), resume="allow", **own)
+    # Else the next run of this process would be logged as this one.
+    until_the_end.push(lambda kind, *_: run.finish(exit_code=int(kind is not None)))
     return lambda step, numbers: run.log(dict(numbers), step=step)

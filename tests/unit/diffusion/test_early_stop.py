@@ -51,6 +51,11 @@ def test_without_agreement_every_step_is_taken(solver):
     assert torch.allclose(found.probs[moving], whole[moving], atol=1e-12)
 
 
+def test_no_images_have_no_posteriors():
+    found = sample_until_settled(ExactScore(), torch.zeros(0, 10), UniformProcess(10), tolerance=0.1)
+    assert (found.probs.shape, found.calls.shape, found.nfe) == ((0, 10), (0,), 0)
+
+
 def test_the_trajectory_has_every_image_at_every_step():
     steps = []
     found = sample_until_settled(

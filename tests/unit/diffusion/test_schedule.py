@@ -60,14 +60,22 @@ def test_survives_a_config_file(schedule):
     [
         ({"name": "cosine"}, "choose one of log-linear"),
         ({"eps": 0.1}, "choose one of log-linear"),
-        ({"name": "log-linear", "epsilon": 1}, "epsilon"),
-        ({"name": "exponential", "a": -1.0}, "missing"),
+        ({"name": ["log-linear"]}, "choose one of log-linear"),
+        ({"name": "log-linear", "epsilon": 1}, "log-linear: there is no key 'epsilon': choose one of eps"),
+        ({"name": "exponential", "a": -1.0}, "b, num_classes must be given"),
         ({"name": "log-linear", "eps": 0.0}, "between 0 and 1"),
+        ({"name": "log-linear", "eps": "small"}, "eps must be a number"),
+        ({"name": "geometric", "max": math.inf}, "max must be a number"),
+        ({"name": "log-ratio", "num_classes": 2.5}, "num_classes must be a whole number"),
     ],
 )
 def test_bad_configs_are_refused(config, says):
     with pytest.raises(ValueError, match=says):
         schedule_from_dict(config)
+
+
+def test_numbers_that_yaml_takes_for_text_are_numbers():
+    assert schedule_from_dict({"name": "log-linear", "eps": "1e-4"}) == LogLinear(1e-4)
 
 
 @pytest.mark.parametrize(

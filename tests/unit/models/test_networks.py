@@ -292,6 +292,11 @@ def test_a_frozen_backbone_does_not_move():
         ("didirn18", {"stem": "big"}, "stem must be one of resnet, small, tiny"),
         ("didirn18", {"layout": "new"}, "layout must be"),
         ("didirn18", {"width": 0}, "width must be positive"),
+        ("didirn18", {"width": "wide"}, "width must be a number"),
+        ("didirn18", {"in_chans": 1.5}, "in_chans must be a whole number"),
+        ("didirn8", {"global_pool": "min"}, "pool"),
+        ("backbone_score", {"frozen": "x"}, "frozen must be true or false"),
+        ("backbone_baseline", {"backbone": "vgg11", "drop_path_rate": 0.1}, "drop_path_rate"),
         ("didirn18", {"drop_path_rate": 0.1}, "no argument 'drop_path_rate'"),
         ("didirn18_baseline", {"drop_path_rate": 1.0}, "drop_path_rate must lie in"),
         ("didirn18", {"num_classes": 1}, "at least 2"),
@@ -303,6 +308,12 @@ def test_a_frozen_backbone_does_not_move():
 def test_bad_requests_get_one_sentence(name, arguments, says):
     with pytest.raises(didicm.UserError, match=says):
         create_model(name, **arguments)
+
+
+def test_numbers_that_yaml_takes_for_text_are_numbers():
+    model = create_model("didirn8_baseline", width="1.25e-1", drop_path_rate="1e-1")
+    assert model.num_features == 32
+    assert model.recipe["arguments"] == {"width": 0.125, "drop_path_rate": 0.1}
 
 
 def test_small_trunks_are_small():

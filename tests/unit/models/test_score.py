@@ -81,7 +81,7 @@ def test_an_unknown_noise_embedding_is_named():
 
 def test_a_logarithmic_noise_embedding_tells_little_noise_apart():
     torch.manual_seed(0)
-    linear, log = Condition(3), Condition(3, "log")
+    linear, log = Condition(3, "linear"), Condition(3, "log")
     log.load_state_dict(linear.state_dict())  # the same parameters
     label = torch.zeros(2, dtype=torch.long)
     for little in (1e-5, 1e-4, 1e-3):

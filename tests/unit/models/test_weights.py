@@ -72,6 +72,11 @@ class Code:
         return (open, (str(self.path), "w"))
 
 
+def _without_end(state):
+    state["model"] = state
+    return {"state_dict": state}
+
+
 def _other(state):
     return {name: x for name, x in state.items() if name != "layer1.0.conv1.weight"}
 
@@ -88,6 +93,7 @@ def _other(state):
         ),
         (lambda state: {"epoch": 3}, "holds no state dict"),
         (lambda state: [1, 2], "holds no state dict"),
+        (lambda state: _without_end({}), "holds no state dict"),
     ],
 )
 def test_other_weights_are_refused_in_a_sentence(change, says, timms, tmp_path):

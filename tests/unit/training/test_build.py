@@ -79,13 +79,18 @@ def test_the_images_decide_about_size_and_colour_and_the_data_is_opened_once(wri
     assert len(opened) == 1
 
 
-def test_class_weights_are_of_mean_one_over_the_images(make_folder, write, tmp_path):
-    make_folder(tmp_path, count=4)
+@pytest.mark.parametrize("empty", [False, True])
+def test_class_weights_are_of_mean_one_over_the_images(empty, make_folder, write, tmp_path):
+    make_folder(tmp_path / "data", ["cat", "dog", "emu"], count=4)
     for i in range(12):
-        write(tmp_path / "cat" / f"more{i}.png", seed=50 + i)
-    made = build(config(data=str(tmp_path), fraction=1, balance="weights"))
-    counts = np.bincount(made.train.labels)
+        write(tmp_path / "data" / "cat" / f"more{i}.png", seed=50 + i)
+    table = tmp_path / "noise.csv"
+    table.write_text("label,cat,dog,emu\ncat,1,0,0\ndog,0,1,0\nemu,1,0,0\n")  # every emu is called a cat
+    noise = str(table) if empty else 0.0
+    made = build(config(data=str(tmp_path / "data"), fraction=1, balance="weights", label_noise=noise))
+    counts = np.bincount(made.train.labels, minlength=len(made.class_names))
     assert made.training_prior == {"images": counts.tolist(), "balance": "weights"}
+    assert (counts == 0).any() == empty
     assert made.class_weight[0] < made.class_weight[1]
     assert (made.class_weight.numpy() * counts).sum() / counts.sum() == pytest.approx(1)
 
@@ -102,9 +107,11 @@ def test_batches_must_divide_evenly():
     with pytest.raises(
         UserError, match=r"a single image: raise batch_size, or set model_args\.standardize to false"
     ):
-        check_batches(override(frozen, {"batch_size": 2}), build(frozen), 2)
+        check_batches(override(frozen, {"batch_size": 2, "accumulate": 2}), build(frozen), 1)
+    with pytest.raises(UserError, match="feature_views is for one process"):
+        check_batches(frozen, build(frozen), 2)
     frozen = override(frozen, {"model_args.standardize": False})
-    assert check_batches(override(frozen, {"batch_size": 2}), build(frozen), 2) == 1
+    assert check_batches(override(frozen, {"batch_size": 2, "accumulate": 2}), build(frozen), 1) == 1
 
 
 @pytest.mark.parametrize("method", ["diffusion", "standard"])

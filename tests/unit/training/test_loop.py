@@ -100,6 +100,28 @@ def test_a_deep_trunk_learns_few_images_while_its_condition_grows(optimizer, lr,
     assert model.project.weight.square().mean().sqrt() > 3e-3
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [("fusedadam", r"optimizer\.name fusedadam does not work here \(CUDA"), ("adahessian", "not an optimiser")],
+)
+def test_an_optimiser_that_cannot_be_used_is_refused_before_anything_is_written(
+    optimizer, says, train, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=says):
+        train(optimizer__name=optimizer)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_data_has_other_classes_is_not_resumed(tiny_config, make_folder, tmp_path):
+    data = make_folder(tmp_path / "data")
+    config = tiny_config(tmp_path / "run", data=str(data), fraction=1.0, batch_size=4, run__workers=0)
+    loop.train(config)
+    make_folder(data, ["emu"])
+    with pytest.raises(UserError, match="run holds the weights of another network, such as for data of other"):
+        loop.train(config)
+
+
 def test_a_run_whose_optimiser_was_made_otherwise_is_not_resumed(train, monkeypatch):
     """As one of an earlier version, whose parameters were grouped in another way."""
 

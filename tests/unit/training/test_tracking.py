@@ -1,8 +1,10 @@
 import json
 import os
 import pty
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 
 from rich.console import Console
@@ -61,6 +63,29 @@ def test_a_resumed_run_forgets_what_it_will_do_again_and_a_torn_line(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(text)
     forget_after(tmp_path, 2)
     assert lines(tmp_path) == [{"step": 1}, {"step": 2}]
+
+
+def test_every_run_has_a_record_of_its_own_at_wandb(tmp_path, monkeypatch):
+    begun, ended = [], []
+
+    def init(**settings):
+        begun.append(settings)
+        return SimpleNamespace(log=lambda numbers, step: None, finish=lambda exit_code: ended.append(exit_code))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    for place in ("a/run", "b/run", "a/run"):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        with (
+            suppress(KeyboardInterrupt),
+            Tracker(tmp_path / place, RunConfig(wandb="x"), 3, 0, Console(quiet=True), silent=False) as tracker,
+        ):
+            tracker.write(1, {"loss": 1.0})
+            if place == "b/run":
+                raise KeyboardInterrupt
+    one, other, again = (settings["id"] for settings in begun)
+    assert one == again != other
+    assert {settings["name"] for settings in begun} == {"run"}
+    assert ended == [0, 1, 0]
 
 
 def read_all(controller, shown):
