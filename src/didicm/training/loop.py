@@ -25,7 +25,7 @@ from didicm.evaluation.run import evaluate
 from didicm.files import clear_leftovers, write_files
 from didicm.processes import held, stoppable
 from didicm.settings import TrainConfig, to_yaml
-from didicm.text import SafeConsole
+from didicm.text import SafeConsole, count
 from didicm.training.build import RunComponents, build, check_batches, check_settings
 from didicm.training.devices import (
     agree,
@@ -114,8 +114,10 @@ def _train(
     # The state: weights, their average, optimiser and position, restored if the run exists.
     state = TrainState.make(config, run.classifier, fabric)
     resumed = has_state(folder)
-    optimizer_state = state.restore(folder, fabric) if resumed else None
+    optimizer_state = state.restore(folder, fabric, run.class_names) if resumed else None
     progress, classifier = state.progress, state.classifier
+    before = progress.images or len(run.train)
+    progress.classes, progress.images = run.class_names, len(run.train)
     first_alone(fabric, lambda: _open_folder(folder, config, run.index))
 
     # Batches of images, or of what a frozen backbone makes of them
@@ -144,7 +146,8 @@ def _train(
     scheduler = make_scheduler(config, torch_optimizer, steps_per_epoch, total_steps)
     annealing = state.annealing(total_steps)
     if resumed and fabric.is_global_zero:
-        console.print(f"resuming from step {progress.step} of {total_steps}", highlight=False)
+        news = "" if before == progress.images else f", on {count(progress.images, 'image')}, {before:,} before"
+        console.print(f"resuming from step {progress.step} of {total_steps}{news}", highlight=False)
 
     steps = Steps(state, optimizer, fabric)
     recomputing = partial(fixed_statistics, classifier.model) if config.run.grad_checkpointing else nullcontext

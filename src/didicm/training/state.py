@@ -25,6 +25,7 @@ from torch import Tensor
 
 from didicm.checkpoint import load, save, storable
 from didicm.classifier import Classifier, Ensemble
+from didicm.data.images import some
 from didicm.errors import UserError, reason
 from didicm.files import parse_json, write_files
 from didicm.settings import CHANGEABLE_ON_RESUME, GONE, TrainConfig, read_config, read_yaml
@@ -98,6 +99,8 @@ class Progress:
     finished: bool = False
     epochs: int | None = None  # that it was finished after; None in runs of version 0.1.0
     scaler: dict[str, float] = field(default_factory=dict)  # of the gradient, where float16 needs one
+    classes: list[str] | None = None  # of the data, by label; None in runs of version 0.1.0
+    images: int | None = None  # to train on
 
     def improved_by(self, accuracy: float, nll: float) -> bool:
         """Whether a validation is the best so far: by its NLL; accuracy decides between equals."""
@@ -189,16 +192,23 @@ class TrainState:
             weights["ema"] = self.ema.module.state_dict()
         first_alone(fabric, lambda: save_state(folder, self.progress, weights, optimizer_state))
 
-    def restore(self, folder: Path, fabric: Fabric) -> dict[str, Any]:
-        """Go on from what was saved; returns the optimiser's state."""
+    def restore(self, folder: Path, fabric: Fabric, classes: list[str]) -> dict[str, Any]:
+        """Go on from what was saved, for data of the same classes; returns the optimiser's state."""
         self.progress, weights, optimizer = load_state(folder)
+        trained = self.progress.classes or classes
+        if trained != classes:
+            changed = sorted(set(trained) ^ set(classes)) or classes  # or only in another order
+            raise UserError(
+                f"the data has other classes than {folder} was started with (new or gone: {some(changed)}): train on "
+                "the data that it was started with, or give another --out"
+            )
         try:
             self.classifier.model.load_state_dict(weights["model"])
             if self.ema is not None:
                 self.ema.module.load_state_dict(weights["ema"])
         except (KeyError, RuntimeError) as error:
             raise UserError(
-                f"{folder} holds the weights of another network, such as for data of other classes or channels: "
+                f"{folder} holds the weights of another network, such as for images of other channels: "
                 "train on the data that it was started with, or give another --out"
             ) from error
         if self.progress.scaler:

@@ -1,10 +1,13 @@
 import re
+from dataclasses import replace
 from functools import partial
+from io import StringIO
 from signal import SIGINT, raise_signal
 from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from timm.optim import list_optimizers
 from torch._dynamo.utils import counters
 
@@ -113,13 +116,27 @@ def test_an_optimiser_that_cannot_be_used_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_whose_data_has_other_classes_is_not_resumed(tiny_config, make_folder, tmp_path):
+@pytest.mark.parametrize("renamed", [True, False])
+def test_a_run_whose_data_has_other_classes_is_not_resumed(renamed, tiny_config, make_folder, tmp_path):
     data = make_folder(tmp_path / "data")
     config = tiny_config(tmp_path / "run", data=str(data), fraction=1.0, batch_size=4, run__workers=0)
     loop.train(config)
-    make_folder(data, ["emu"])
-    with pytest.raises(UserError, match="run holds the weights of another network, such as for data of other"):
+    if renamed:  # as many as before: the weights would fit
+        (data / "dog").rename(data / "emu")
+    else:
+        make_folder(data, ["emu"])
+    with pytest.raises(UserError, match=f"new or gone: {'dog, ' * renamed}emu"):
         loop.train(config)
+
+
+def test_a_run_whose_data_has_more_images_goes_on_and_says_so(tiny_config, make_folder, tmp_path):
+    data, screen = make_folder(tmp_path / "data"), Console(file=StringIO(), width=200)
+    config = tiny_config(tmp_path / "run", data=str(data), fraction=1.0, batch_size=4, run__workers=0)
+    loop.train(config)
+    make_folder(data, count=16)
+    loop.train(replace(config, epochs=config.epochs + 1), extend=True, console=screen)
+    now, before = map(int, re.search(r", on (\d+) images, (\d+) before", screen.file.getvalue()).groups())
+    assert 2 * before < now < 32
 
 
 def test_a_run_whose_optimiser_was_made_otherwise_is_not_resumed(train, monkeypatch):
