@@ -16,15 +16,16 @@ from didicm.text import count
 
 SHORT = """## Which method to use
 
-Take what is in bold; of *either*, the standard classifier is the simpler one. The numbers count the conditions of the
-studies below under which DiDiCM is ahead, level or behind beyond noise, by temperature-scaled NLL, and where that is
-level by top-1. Its answer takes {inference} times the multiply-adds of the standard classifier's, its training {training}
-times.
+Take what is in bold; of *either*, the standard classifier is the simpler one. The numbers count the conditions
+of the studies below under which DiDiCM is ahead, level or behind beyond noise, by temperature-scaled NLL, and
+where that is level by top-1. Its answer takes {inference} times the multiply-adds of the standard classifier's,
+its training {training} times.
 """
 ADVICE = """
-With few images, strong augmentation (RandAugment, Mixup, CutMix) is worth more than the choice of method, if it leaves
-an image in its class: `didicm train --recipe few`, with `--method standard` for a standard classifier. On your own images,
-`didicm compare --data photos --tune 8 --recipe few --out runs/compare` answers it.
+With few images, strong augmentation (RandAugment, Mixup, CutMix) and long training are worth more than the choice
+of method, if they leave an image in its class: `didicm train --recipe few`, with `--method standard` for a
+standard classifier. On your own images, `didicm compare --data photos --tune 8 --recipe few --out runs/compare`
+answers it.
 
 ### What this rests on
 
@@ -41,9 +42,9 @@ repeated ([trained again](#trained-again)). T: temperature-scaled.
 """
 OWN_IMAGES = """- **On your own images**, `didicm compare --data photos --tune 8 --out runs/compare` answers it,
   with crops and flips for all methods; add `--recipe few` for strong augmentation, which takes several times as
-  long. DiDiCM as compared here is `didicm train --recipe few`, which predicts the posterior, so that its steps work as
-  well as its one call; all but the latest studies predict scores (`--model-args.parameterization score`). With crops
-  and flips alone, add `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
+  long. DiDiCM as compared here is `didicm train --recipe few`, which predicts the posterior, so that its steps
+  work as well as its one call; all but the latest studies predict scores (`--model-args.parameterization score`).
+  With crops and flips alone, add `--mask 0.5 --augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`.
 """
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that all tuned studies have
 BRIER = Metric("cls/Brier")
@@ -86,8 +87,14 @@ LENGTH_ALONE = dict.fromkeys(("strong-many-cpu", "strong-classes-cpu"), STRONGLY
 AGAIN = {"borders-cpu": "holdouts-cpu"}  # a study whose conditions another one searched with more held-out images
 BLACK = "black"  # how their variants end that show it, as all other studies do
 AUGMENTATIONS = {  # studies of the same conditions
-    "crops and flips": ("fair-cpu", "labels-cpu"),
-    "strong augmentation": ("strong-cpu", "strong-labels-cpu"),
+    "crops and flips": ("fair-cpu", "breadth-cpu", "classes-cpu", "labels-cpu"),
+    "strong augmentation": (
+        "strong-cpu",
+        "strong-breadth-cpu",
+        "strong-many-cpu",
+        "strong-classes-cpu",
+        "strong-labels-cpu",
+    ),
 }
 OPPONENTS = ("ensembles-cpu", "ensembles-labels-cpu", "ensembles-noise-cpu")
 ANSWERS = {  # of those studies: variant of the standard classifier or of DiDiCM, and the sampler if it matters
@@ -158,7 +165,7 @@ def write_advice(folders: list[Path]) -> Iterator[str]:
         ]
         for title, several in zip(titles, (False, True), strict=True)
     }
-    augmented = _augmented({folder.name: rows for folder, (_, rows) in zip(folders, studies, strict=True)})
+    augmented = _augmented({name: (DATA[plan.data], rows) for name, (plan, rows) in stored.items()})
     once, often = found.values()
     yield from _in_short([x for x in once if x.entry.sampler == ONE_CALL])
     yield ADVICE
@@ -498,45 +505,50 @@ def _write_compared(title: str, found: list[Compared]) -> Iterator[str]:
 
 
 Means = dict[tuple[str, str], dict[Metric, float]]  # by method and augmentation
+Augmented = dict[tuple[str, Condition], Means]  # by data and condition
 
 
-def _augmented(studies: dict[str, Rows]) -> dict[str, Means]:
-    """Both methods in one call, with crops and flips and with strong augmentation, by condition."""
-    found = dict[str, Means]()
+def _augmented(studies: dict[str, tuple[str, Rows]]) -> Augmented:
+    """Both methods in one call, with crops and flips and with strong augmentation."""
+    found: Augmented = {}
     for name, names in AUGMENTATIONS.items():
-        rows = Rows(row for study in names for row in studies.get(study, ()))
-        for condition in rows.conditions():
-            here = Rows(r for r in rows.select(condition=condition) if r.views == 1)
-            ours = [e for e in here.entries() if e.method.variant == RECOMMENDED and e.sampler == ONE_CALL]
-            theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
-            for method, entries in (("standard, the best", theirs), ("DiDiCM", ours)):
-                means = {m: [here.select(e).estimate(m).mean for e in entries] for m in (TOP1, SCALED_NLL)}
-                best = {m: max(values) if m.sign > 0 else min(values) for m, values in means.items()}
-                found.setdefault(_condition(condition), {})[method, name] = best
-    return {condition: means for condition, means in found.items() if len(means) == 2 * len(AUGMENTATIONS)}
+        for data, rows in (studies[study] for study in names if study in studies):
+            for condition in rows.conditions():
+                here = Rows(r for r in rows.select(condition=condition) if r.views == 1)
+                ours = [e for e in here.entries() if e.method.variant == RECOMMENDED and e.sampler == ONE_CALL]
+                theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
+                for method, entries in (("standard, the best", theirs), ("DiDiCM", ours)):
+                    means = {m: [here.select(e).estimate(m).mean for e in entries] for m in (TOP1, SCALED_NLL)}
+                    best = {m: max(values) if m.sign > 0 else min(values) for m, values in means.items()}
+                    found.setdefault((data, condition), {})[method, name] = best
+    return {place: means for place, means in found.items() if len(means) == 2 * len(AUGMENTATIONS)}
 
 
-def _on_augmentation(found: dict[str, Means], other: Path) -> Iterator[str]:
+def _on_augmentation(found: Augmented, other: Path) -> Iterator[str]:
     """What strong augmentation gains, as one line of advice, and where it does not."""
     if not found:
         return
-    gains, winners = list[float](), list[str]()
-    for means in found.values():
+    changes, winners = dict[bool, list[float]](), list[str]()  # with many images, and without
+    for (_, condition), means in found.items():
         nll = {who: values[SCALED_NLL] for who, values in means.items()}
-        gains.append(
-            nll["standard, the best", "crops and flips"] - nll["standard, the best", "strong augmentation"]
-        )
-        method, augmentation = min(nll, key=nll.__getitem__)
-        winners.append(f"{method.partition(',')[0]} with {augmentation}")
+        mixed, cropped = (nll["standard, the best", name] for name in reversed(AUGMENTATIONS))
+        changes.setdefault(condition.fraction >= MANY, []).append(mixed - cropped)
+        if condition.fraction < MANY:
+            method, augmentation = min(nll, key=nll.__getitem__)
+            winners.append(f"{method.partition(',')[0]} with {augmentation}")
     usual = max(set(winners), key=winners.count)
-    verb = "lowers" if min(gains) > 0 else "changes"
     text = (
-        "- **With some 20 to 200 images per class, augment strongly and train long** (RandAugment, Mixup, "
-        f"CutMix: `didicm train --recipe few --method standard`). On {DATA[CIFAR]} this {verb} the "
-        f"temperature-scaled NLL of the standard classifier by {min(gains):.3f} to {max(gains):.3f}, and {usual} "
-        f"has the lowest of the four in the [table](#crops-and-flips-or-strong-augmentation) under "
-        f"{winners.count(usual)} of {len(winners)} conditions."
+        "- **With some 20 to 250 images per class, augment strongly and train long** (RandAugment, Mixup, "
+        "CutMix: `didicm train --recipe few --method standard`). For the standard classifier this "
+        f"{_moves('the temperature-scaled NLL', changes[False])}, and {usual} has the lowest of the four in the "
+        f"[table](#crops-and-flips-or-strong-augmentation) under {winners.count(usual)} of {len(winners)} "
+        "conditions."
     )
+    if True in changes:
+        text += (
+            f" With more images, each seen a few times, it {_moves('the NLL', changes[True])}: it takes long "
+            "trainings."
+        )
     if (stored := read_study(other)) is not None:
         (plan, rows), raised = stored, 0
         for condition in rows.conditions():
@@ -584,7 +596,8 @@ def _on_borders(folders: list[Path]) -> Iterator[str]:
     yield (
         "- **Repeat the border of small images that are shifted in training** (`augment.pad_mode: edge`, as "
         f"recipes `small` and `few` do) instead of showing black: {'; '.join(told)}; the NLL is lower beyond "
-        f"noise in {clear} of {conditions} cases ({', '.join(links)}). All other studies with shifts show black."
+        f"noise in {clear} of {conditions} cases ({', '.join(links)}). Studies show black unless they name the "
+        "border."
     )
 
 
@@ -667,21 +680,24 @@ def _on_parameterization(folder: Path) -> Iterator[str]:
     )
 
 
-def _write_augmented(found: dict[str, Means]) -> Iterator[str]:
+def _write_augmented(found: Augmented) -> Iterator[str]:
     """The table of the same."""
     if not found:
         return
-    names = dict.fromkeys(name for means in found.values() for _, name in means)
-    heads = [f"{metric.heading}, {name}" for name, metric in product(names, (TOP1, SCALED_NLL))]
+    heads = [f"{metric.heading}, {name}" for name, metric in product(AUGMENTATIONS, (TOP1, SCALED_NLL))]
     yield "### Crops and flips, or strong augmentation\n"
     yield f"| condition | | {' | '.join(heads)} |"
     yield "|---|---|" + "---:|" * len(heads)
-    for condition, means in found.items():
+    for (data, condition), means in found.items():
         for method in dict.fromkeys(method for method, _ in means):
-            values = [values for (who, _), values in means.items() if who == method]
+            values = [means[method, name] for name in AUGMENTATIONS]
             cells = [metric.text(mean) for each in values for metric, mean in each.items()]
-            yield f"| {condition if method != 'DiDiCM' else ''} | {method} | {' | '.join(cells)} |"
-    yield f"\n{DATA[CIFAR]}, one call for an answer; means over the seeds of each study.\n"
+            place = f"{data}, {_condition(condition)}" if method != "DiDiCM" else ""
+            yield f"| {place} | {method} | {' | '.join(cells)} |"
+    yield (
+        "\nOne call for an answer; means over the seeds of each study. Crops show black, and so does strong "
+        "augmentation with CIFAR-10 at 16 px and up to 200 images per class; elsewhere it repeats the border.\n"
+    )
 
 
 def _on_aim(found: list[Compared]) -> Iterator[str]:
@@ -736,6 +752,14 @@ def _on_prices(found: Priced) -> Iterator[str]:
         "standard classifier, in temperature-scaled NLL; the price is in multiply-adds of inference, and each "
         f"member of an ensemble is a training of its own: {'; '.join(told)} ([table](#answers-at-other-prices))."
     )
+
+
+def _moves(what: str, changes: list[float]) -> str:
+    """What changes of a number do to it, as in "raises the NLL by 0.1 to 0.2"."""
+    if min(changes) < 0 < max(changes):
+        return f"changes {what} by {min(changes):+.3f} to {max(changes):+.3f}"
+    low, high = sorted((abs(min(changes)), abs(max(changes))))
+    return f"{'raises' if max(changes) > 0 else 'lowers'} {what} by {low:.3f} to {high:.3f}"
 
 
 def _range(costs: list[float]) -> str:

@@ -199,8 +199,8 @@ class TrainState:
         if trained != classes:
             changed = sorted(set(trained) ^ set(classes)) or classes  # or only in another order
             raise UserError(
-                f"the data has other classes than {folder} was started with (new or gone: {some(changed)}): train on "
-                "the data that it was started with, or give another --out"
+                f"the data has other classes than {folder} was started with (new or gone: {some(changed)}): "
+                "train on the data that it was started with, or give another --out"
             )
         try:
             self.classifier.model.load_state_dict(weights["model"])
