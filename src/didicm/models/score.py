@@ -74,7 +74,7 @@ class Condition(nn.Module):
 
     wave: Tensor
 
-    def __init__(self, num_classes: int, noise_embedding: NoiseEmbedding) -> None:
+    def __init__(self, num_classes: int, noise_embedding: NoiseEmbedding = "linear") -> None:
         super().__init__()
         self.noise_embedding = coerce(noise_embedding, NoiseEmbedding, "noise_embedding")
         self.label = nn.Embedding(num_classes, WIDTH)
