@@ -63,10 +63,17 @@ def make_axes(
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
-    """One legend for all plots of a figure, under them."""
+    """One legend for all plots of a figure, under them, in fewer columns or a wider figure if names are long."""
     found: dict[str, Artist] = {}
     for plot in axes:
         for handle, label in zip(*plot.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
+    while found:
+        legend = figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+        width = legend.get_window_extent().width / figure.dpi + 0.1  # letters are not as wide in every format
+        if columns == 1 or width <= figure.get_figwidth():
+            figure.set_figwidth(max(width, figure.get_figwidth()))
+            break
+        legend.remove()
+        columns -= 1
     figure.set_figheight(figure.get_figheight() + 0.24 * -(-len(found) // columns))
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)

@@ -192,7 +192,8 @@ def show(
         return ""
     text = metric.text(x.mean, "+" if signed else "", digits)
     if spread and x.half is not None:
-        text += f" ± {metric.text(x.half, digits=digits)}"
+        # With two seeds an interval may be wider than what a share can be.
+        text += " ± >100" if metric.percent and x.half > 1 else f" ± {metric.text(x.half, digits=digits)}"
     return text + (" *" if signed and x.sign else "")
 
 

@@ -13,6 +13,8 @@ from didicm.text import count
 
 ENOUGH_SEEDS = 3
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
+NO_BETTER = 0.999  # of log K, the NLL of the uniform answer
+BY_CHANCE = 4  # standard errors of the accuracy above 1/K, at most
 KEPT_UNLESS = (
     "Learning rate and weight decay are as given unless others are better by more than two standard errors of the "
     "difference: a few held-out images choose by chance."
@@ -162,10 +164,13 @@ def _on_failures(rows: Rows) -> list[str]:
     failed: dict[str, list[bool]] = {}
     entries = set(rows.entries())  # one call may know what steps do not
     for row in (row for row in rows if row.entry in entries):
-        accuracy, entropy = row.value(TOP1), row.value(ENTROPY)
-        if accuracy is not None and entropy is not None:
-            K = row.run.num_classes  # smoothed labels can leave an accurate classifier nearly as flat
-            failed.setdefault(str(row.entry), []).append(entropy > UNIFORM * math.log(K) and accuracy < 2 / K)
+        accuracy, entropy, nll = row.value(TOP1), row.value(ENTROPY), row.value(NLL)
+        if accuracy is not None and entropy is not None and nll is not None:
+            K = row.run.num_classes
+            flat = entropy > UNIFORM * math.log(K) and nll > NO_BETTER * math.log(K)
+            # Smoothed labels can leave an accurate classifier nearly as flat.
+            by_chance = accuracy <= 1 / K + BY_CHANCE * math.sqrt((K - 1) / row.run.num_test) / K
+            failed.setdefault(str(row.entry), []).append(flat and by_chance)
     told = [f"{name} ({sum(found)} of {len(found)} trainings)" for name, found in failed.items() if any(found)]
     return [f"Never left the uniform answer: {', '.join(told)}."] if told else []
 
@@ -191,7 +196,8 @@ def _interval(gap: Estimate, metric: Metric) -> str:
     text = f"a difference of {metric.text(gap.mean, '+')}{' points' * metric.percent}"
     if gap.half is None:
         return f"{text} from a single run each, which says little"
-    low, high = (metric.text(gap.mean + end, "+") for end in (-gap.half, gap.half))
+    most = 1.0 if metric.percent else math.inf  # two seeds may leave more open than is possible
+    low, high = (metric.text(min(max(gap.mean + end, -most), most), "+") for end in (-gap.half, gap.half))
     return f"{text} (95 % interval {low} to {high}, {gap.n} seeds)"
 
 

@@ -15,7 +15,7 @@ from didicm.report import figures
 from didicm.report.images import Pictures, Traced, draw_trajectory, errors, trajectory_picture
 from didicm.report.panels import our_panel
 from didicm.report.records import NLL, TOP1, Entry, Rows, rows_of
-from didicm.report.style import STYLE, looks
+from didicm.report.style import STYLE, legend_below, looks, make_axes
 from didicm.report.tables import main_table
 
 
@@ -97,6 +97,19 @@ def test_a_trajectory_names_its_classes_where_they_end():
     assert axes.get_xlim() == (1, 0)
     heights = sorted(text.xyann[1] for text in axes.texts)
     assert min(np.diff(heights)) > 0.1  # far enough apart to read
+
+
+@pytest.mark.parametrize("name", ["short", "a method with a rather long name", "a name wider than a plot " * 4])
+def test_a_legend_lies_inside_a_figure_of_one_plot(name):
+    figure, (plot,) = make_axes(1, 1, size=(4.2, 3.6))
+    for i in range(3):
+        plot.plot([1, 2], label=f"{name}, {i}")
+    legend_below(figure, [plot])
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 <= box.x1 <= figure.bbox.x1
+    assert 0 <= box.y0 <= box.y1 <= plot.get_tightbbox().y0
 
 
 @pytest.mark.parametrize("columns", [1, 2])

@@ -27,6 +27,17 @@ def test_differences_are_paired_by_seed(paired):
     assert "±" in main_table(paired).rows[1][1]
 
 
+def test_no_interval_is_wider_than_a_share_can_be(result, rows, says):
+    pairs = [
+        (result("standard", s, x, 1.0), result("DiDiCM, score", s, 0.9 - x, 1.0, calls=8))
+        for s, x in enumerate((0.3, 0.7))
+    ]
+    found = rows([one for pair in pairs for one in pair])
+    assert main_table(found).rows[1][1] == "50.0 ± >100"
+    assert difference_table(found).rows[1][1] == f"{MINUS}10.0 ± >100"
+    assert f"(95 % interval {MINUS}100.0 to +100.0, 2 seeds)" in says(found)[0]
+
+
 def test_without_a_temperature_the_differences_are_those_as_trained(result, rows):
     results = [result("standard", 0, 0.5, 1.0), result("DiDiCM, score", 0, 0.6, 1.0, calls=8)]
     bare = [

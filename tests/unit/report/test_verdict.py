@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 
@@ -89,25 +90,30 @@ def test_training_that_had_not_ended_is_told(result, rows, says):
     assert "standard" not in last
 
 
-def test_trainings_that_learnt_nothing_are_told(result, rows, says):
+@pytest.mark.parametrize("K", [2, 3, 10])
+def test_trainings_that_learnt_nothing_are_told(result, rows, says, K):
     """A flat posterior that is often right is none of them."""
 
-    def measured(method, seed, accuracy, entropy):
-        run = result(method, seed, accuracy, 1.0)
-        return replace(run, measurements=tuple(
-            replace(m, metrics={**m.metrics, "cls/Entropy": entropy}) for m in run.measurements
-        ))  # fmt: skip
+    def measured(method, seed, accuracy, nll, entropy):
+        run = result(method, seed, accuracy, nll, num_classes=K)
+        metrics = {**run.measurements[0].metrics, "cls/NLL": nll, "cls/Entropy": entropy}
+        return replace(run, measurements=tuple(replace(m, metrics=metrics) for m in run.measurements))
 
-    results = [measured("standard", seed, 0.6, 2.29) for seed in range(3)]
+    chance, uniform = 1 / K, math.log(K)
+    better = chance + 0.2 * (1 - chance)
+    results = [measured("standard", 0, better, 0.97 * uniform, 0.995 * uniform)]
+    results += [measured("standard", 1, better, 0.9999 * uniform, uniform)]  # by a hair, but right
+    results += [measured("standard", 2, chance, 1.1 * uniform, 0.5 * uniform)]  # wrong, and sure of it
     assert not any("uniform" in sentence for sentence in says(rows(results)))
-    results += [measured("DiDiCM, score", seed, 0.1 if seed == 2 else 0.7, 2.3026 - seed % 2) for seed in range(3)]
-    assert "Never left the uniform answer: DiDiCM, score, 1 call (1 of 3 trainings)." in says(rows(results))
+    found = [(better, 0.9 * uniform), (chance + 0.01, 0.9999 * uniform), (chance - 0.01, 1.001 * uniform)]
+    results += [measured("DiDiCM, score", seed, *one, 0.995 * uniform) for seed, one in enumerate(found)]
+    assert "Never left the uniform answer: DiDiCM, score, 1 call (2 of 3 trainings)." in says(rows(results))
 
 
 def test_so_are_those_that_answer_in_one_call_but_not_in_steps(result, rows, says):
     lost = result("DiDiCM, score", 0, 0.7, 1.0, calls=8)
     steps, single = lost.measurements
-    steps = replace(steps, metrics={**steps.metrics, "cls/Acc": 0.1, "cls/Entropy": 2.3026})
+    steps = replace(steps, metrics={**steps.metrics, "cls/Acc": 0.1, "cls/NLL": 2.3026, "cls/Entropy": 2.3026})
     single = replace(single, metrics={**single.metrics, "cls/Entropy": 1.0})
     runs = [result("standard", 0, 0.6, 1.0), replace(lost, measurements=(single, steps))]
     assert "Never left the uniform answer: DiDiCM, score, 8 steps (1 of 1 trainings)." in says(rows(runs))
