@@ -150,7 +150,12 @@ def model_directory(source: str | Path) -> str | Path:
     if not path.exists():
         raise UserError(f"{path} does not exist: give the directory of a run or of a model, or {HUB}owner/name")
     if (path / "config.yaml").is_file():
-        raise UserError(f"{path} has no best model yet: train it until its first validation")
+        last = path / "last"
+        if (last / CONFIG).is_file():  # both are first saved at once
+            raise UserError(f"{path / 'best' / CONFIG} is missing: restore it, or give the last model, {last}")
+        raise UserError(
+            f"{path} has no best/{CONFIG}: train it until its first validation, or restore what is lost"
+        )
     raise UserError(
         f"{path} is neither a run nor a model directory (it holds no {CONFIG} and no best/{CONFIG}): give the "
         f"--out of didicm train, or {HUB}owner/name"

@@ -20,11 +20,12 @@ _RENAMED = {"redraw": "label_proposal", "query": "score_time", "prediction": "pa
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number; `open` leaves out the lower one."""
+    """Bounds of a number; `open` leaves out the lower one, and `also` says what else may be given."""
 
     least: float = -math.inf
     most: float = math.inf
     open: bool = False
+    also: str = ""
 
     def __contains__(self, x: float) -> bool:
         return self.least <= x <= self.most and not (self.open and x == self.least)
@@ -32,7 +33,7 @@ class Range:
     def missed_by(self, x: float) -> str:
         """What a number outside must be."""
         if self.most <= 1:
-            return f"in {'(' if self.open else '['}{self.least:g}, {self.most:g}]"
+            return f"in {'(' if self.open else '['}{self.least:g}, {self.most:g}]{self.also}"
         if x > self.most:
             return f"at most {self.most:.12g}"
         return f"above {self.least:g}" if self.open else f"at least {self.least:g}"
@@ -46,7 +47,11 @@ Pixels = Annotated[int, Range(1, 4096)]  # a side of what a network sees
 Positive = Annotated[float, Range(0, open=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1, open=True)]
-Amount = Annotated[int, Range(2, 1_000_000)] | Fraction  # of images: so many per class, or a part of them
+# Of images: so many per class, or a part of them
+Amount = (
+    Annotated[int, Range(2, 1_000_000)]
+    | Annotated[float, Range(0, 1, open=True, also=" or a whole number from 2 (images per class)")]
+)
 
 
 class Settings:

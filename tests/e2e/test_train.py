@@ -135,6 +135,12 @@ def test_a_run_that_exists_names_the_one_setting_that_differs(tmp_path, train, f
     assert "(run.compile is False, not True)" in fails("train", f"--out={run}", "--run.compile")
     didicm.train(override(read_config(run / "config.yaml"), {"run.validate_epochs": 2}))  # it is done elsewhere
     assert (run / "last" / "model.safetensors").read_bytes() == before
+    (run / "best" / "config.json").unlink()
+    told = f"{run}/best/config.json is missing: restore it, or give the last model, {run}/last"
+    assert told in fails("train", f"--out={run}")
+    assert told in fails("evaluate", run, "--data=fashion-mini")
+    shutil.rmtree(run / "last")
+    assert "has no best/config.json: train it until its first validation, or" in fails("train", f"--out={run}")
 
 
 def test_a_finished_run_can_be_extended_on_purpose(tmp_path, train, works, fails, metrics_of):
@@ -374,7 +380,7 @@ def test_a_few_unreadable_images_are_named_and_counted_in_both_splits(tmp_path, 
         ({"model": "didirn9"}, "unknown model"),
         ({"model_args__speed": "3"}, "no argument 'speed'"),
         ({"recipe": "smal"}, "unknown recipe 'smal': did you mean small?"),
-        ({"fraction": 0}, "fraction must be in (0, 1], got 0"),
+        ({"fraction": 0}, "fraction must be in (0, 1] or a whole number from 2 (images per class), got 0"),
         ({"image__size": 0}, "image.size must be at least 1"),
         ({"optimizer__name": "adamx"}, "optimizer.name 'adamx' is not an optimiser of timm's: did you mean"),
         ({"corrupt_train": "fog:9"}, "fog"),

@@ -13,6 +13,7 @@ from didicm.cli.flags import parse
 from didicm.cli.options import percent
 from didicm.data import Data, DataError, TrainTransform, find_transform, open_data, stratified_split
 from didicm.data.doctor import Findings, Look, examine, save_examples, spread
+from didicm.data.sources import describe_votes
 from didicm.errors import UserError
 from didicm.evaluation.assess import find_suspects
 from didicm.evaluation.stored import open_model
@@ -63,6 +64,8 @@ def main(argv: list[str]) -> int:
     image = config.image
     model = open_model(options.check_labels) if options.check_labels else None
     data = open_data(options.data, labels=options.labels, group_by=options.group_by, strict=False)
+    for line in describe_votes(options.data, options.labels, options.group_by):
+        console.print(line)
     transform = None
     try:
         transform = find_transform(
@@ -134,6 +137,7 @@ def render(findings: Findings, notes: Sequence[str], command: str) -> Iterator[R
     yield from _first([reason for s in splits for reason in s.unreadable])
     yield from _first([f"also in validation: {a} = {b}" for a, b in findings.leaks])
     yield from _first([f"under two classes: {a} = {b}" for a, b in findings.contradictions])
+    yield from _first([f"copy: {b} = {a}" for a, b in findings.copies])
     yield from (Text.assemble(("problem", "red"), f"  {readable(problem)}") for problem in findings.problems)
     yield from (Text.assemble(("note", "yellow"), f"     {readable(line)}") for line in (*findings.advice, *notes))
     verdict = f"Ready to train: {command}"

@@ -10,7 +10,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from didicm.checkpoint import model_directory
 from didicm.cli.flags import read_flags, show_help
+from didicm.data.sources import describe_votes
 from didicm.errors import UserError
 from didicm.settings import TrainConfig, read_config, read_recipe, read_yaml, recipes, to_yaml
 from didicm.text import SafeConsole, count, quoted
@@ -95,8 +97,10 @@ def carry_out(options: TrainOptions, base: TrainConfig, *changes: Mapping[str, A
         show_plan(config, console)
         return 0
     if is_finished(folder, config):
-        console.print(f"{folder} is finished; its best model is in {folder / BEST}")
+        console.print(f"{folder} is finished; its best model is in {model_directory(folder)}")
         return 0
+    for line in describe_votes(config.data, config.labels, config.group_by):
+        console.print(line)
     if config.balance != "none":
         console.print(
             f"note: balance {config.balance} makes rare classes seem as common as others, which shifts calibration"
@@ -139,6 +143,8 @@ def stated(options: TrainOptions, given: Mapping[str, Any]) -> list[Mapping[str,
 def show_plan(config: TrainConfig, console: Console) -> None:
     """Everything resolved: settings, data, cost, memory, files."""
     components, fabric = build(config), make_fabric(config.run)
+    for line in describe_votes(config.data, config.labels, config.group_by):
+        console.print(line)
     world = fabric.world_size
     check_batches(config, components, world)
     need = estimate(config, components, world, gpu=works_behind(fabric.device))

@@ -59,6 +59,8 @@ def open_image(source: str | Path | bytes) -> Picture:
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
             raise UserError(f"it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
         held, named_tga = status.st_size, str(source).lower().endswith(".tga")
+    if not held:
+        raise UserError("it is empty")
     try:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         image = Image.open(file, formats=[*formats, "TGA"] if named_tga else formats)

@@ -77,6 +77,7 @@ class Findings:
     shared_groups: list[str]  # with images in both splits
     unused: dict[str, list[str]]  # files of a folder that are no images we read, by the end of their names
     contradictions: list[tuple[str, str]]  # the same image, different classes
+    copies: list[tuple[str, str]]  # the same image, the same class and split
 
     @property
     def problems(self) -> list[str]:
@@ -116,6 +117,13 @@ class Findings:
             found.append(f"{count(len(files), f'{suffix} file')} not read, such as {files[0]}{remedy}")
         if self.contradictions:
             found.append(f"{count(len(self.contradictions), 'image')} under two classes; decide on one")
+        if self.copies:
+            several = f"{len(self.copies):,} images are copies of others of their class"
+            told = several if len(self.copies) > 1 else "1 image is a copy of another of its class"
+            apart = ", or the same image may come into both training and validation" if self.val is None else ""
+            found.append(f"{told}, such as {self.copies[0][1]}; delete copies{apart}")
+        for names in self.alike:
+            found.append(f"the classes {some(names)} differ only in case or spaces; if they are one, rename them")
         if self.train.brightest < DARK:
             found.append(
                 f"no training image has a value above {self.train.brightest} of 255, to which the range of its "
@@ -124,6 +132,14 @@ class Findings:
         if self.val is None:
             found.append("there is no validation split; one will be held out from the training images")
         return found
+
+    @property
+    def alike(self) -> list[list[str]]:
+        """Names of classes that a slip of the hand may have made two of one."""
+        found: dict[str, list[str]] = {}
+        for name in self.train.counts:
+            found.setdefault(" ".join(name.casefold().split()), []).append(repr(name))
+        return [names for names in found.values() if len(names) > 1]
 
     @property
     def imbalance(self) -> float:
@@ -157,7 +173,7 @@ def examine(data: Data, track: Track = lambda looks, split, count: looks) -> Fin
         }
     found = {split: _summarise(images, looks[split]) for split, images in splits.items()}
     first: dict[bytes, tuple[str, int]] = {}
-    leaks, contradictions = [], []
+    leaks, contradictions, copies = [], [], []
     for split, images in splits.items():  # train comes first, so a leak is always (train, val)
         for i, look in enumerate(looks[split]):
             if not look.digest:
@@ -168,8 +184,10 @@ def examine(data: Data, track: Track = lambda looks, split, count: looks) -> Fin
                 leaks.append(pair)
             if splits[place].labels[j] != images.labels[i]:
                 contradictions.append(pair)
+            elif place == split and j != i:
+                copies.append(pair)
     shared, unused = shared_groups(data.train, data.val), unused_files(data.uri)
-    return Findings(data.uri, found["train"], found.get("val"), leaks, shared, unused, contradictions)
+    return Findings(data.uri, found["train"], found.get("val"), leaks, shared, unused, contradictions, copies)
 
 
 def unused_files(uri: str) -> dict[str, list[str]]:

@@ -227,7 +227,10 @@ def _open_split(root: Path, index: Path | None) -> ImageSet:
         return images
     where = readable(str(root))
     if _has_images(root):
-        raise DataError(f"the images in {where} have no classes; move them into one subfolder per class")
+        raise DataError(
+            f"the images in {where} have no classes; move them into one subfolder per class, or give a table of "
+            "their labels with --labels TABLE"
+        )
     if images.class_names:
         others = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
         if (other := min(others, default=None)) is not None:

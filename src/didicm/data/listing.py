@@ -40,6 +40,8 @@ class ImageFile(NamedTuple):
         return readable(self.path)
 
     def open(self) -> Picture:
+        if os.path.isdir(self.path) and next(image_files(self.path), None) is None:
+            raise DataError("the folder holds no images")
         return open_image(self.path)
 
 

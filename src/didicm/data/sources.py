@@ -22,7 +22,7 @@ from didicm.data.folder import FolderSet, open_folder
 from didicm.data.images import ArraySet, DataError, ImageSet, UnreadableImageError, relabel, some
 from didicm.data.libraries import open_hub, open_reader
 from didicm.data.randomness import stratified_split
-from didicm.data.table import GROUP, open_table
+from didicm.data.table import GROUP, PATH, find_table, open_table, read_columns, vote_columns
 from didicm.data.transforms import MEAN, EvalTransform, Interpolation
 from didicm.data.webdataset import open_shards
 from didicm.text import readable
@@ -95,6 +95,15 @@ def open_data(
         # Sources of other kinds may list classes that they do not use.
         _check(train, val, uri, all_used=labels is not None or isinstance(train, FolderSet))
     return Data(uri, train, val).with_channels(channels)
+
+
+def describe_votes(uri: str, labels: str | None, group_by: str | None) -> list[str]:
+    """Say which columns of a table of votes are taken as classes: one that was forgotten there would be one."""
+    if labels is None:
+        return []
+    columns = read_columns(find_table(Path(split_uri(uri)[1]).expanduser(), labels), PATH)
+    names = ", ".join(map(readable, vote_columns(columns, group_by)))
+    return [f"classes from the columns of {readable(labels)}: {names}"] if names else []
 
 
 def split_uri(uri: str) -> tuple[str, str]:

@@ -46,7 +46,7 @@ def open_table(folder: str, file: str, group_by: str | None = None) -> tuple[Ima
         _check_filled(columns, LABEL, file)
         class_names, labels = names_and_labels([normalise(value) for value in columns[LABEL]])
     else:
-        class_names = [name for name in columns if name not in (PATH, SPLIT, GROUP, group_by)]
+        class_names = vote_columns(columns, group_by)
         votes = _votes(columns, class_names, file)
         labels, targets = votes.argmax(axis=1), (votes / votes.sum(axis=1, keepdims=True)).astype(np.float32)
     images = TableSet(root, columns, class_names, labels.astype(np.int64))
@@ -56,6 +56,11 @@ def open_table(folder: str, file: str, group_by: str | None = None) -> tuple[Ima
     if train is None:
         raise DataError(f"{readable(file)} has no row whose split is train; add some, or leave the column out")
     return images.select(rows[train]), images.select(rows[val]) if val else None
+
+
+def vote_columns(columns: Columns, group_by: str | None) -> list[str]:
+    """The columns that are taken as classes; none where a column `label` names them."""
+    return [] if LABEL in columns else [name for name in columns if name not in (PATH, SPLIT, GROUP, group_by)]
 
 
 def find_table(folder: Path, file: str) -> Path:
@@ -156,7 +161,11 @@ def _votes(columns: Columns, class_names: Sequence[str], file: str) -> np.ndarra
             place = (
                 f"the votes (there is no column 'label') for {readable(name)!r} on {readable(columns[PATH][row])}"
             )
-            votes[row, k] = read_number(cell, where, place)
+            try:
+                votes[row, k] = read_number(cell, where, place)
+            except DataError as error:
+                remedy = "if it is no class, remove the column or give it as --group-by"
+                raise DataError(f"{error}; {remedy}") from None
     silent = np.flatnonzero(votes.sum(axis=1) == 0)
     if len(silent):
         path = readable(columns[PATH][silent[0]])

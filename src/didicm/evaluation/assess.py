@@ -16,7 +16,7 @@ from didicm.evaluation import run
 from didicm.evaluation.calibration import Calibration, apply_temperature, coverage, find_calibration, mean_size
 from didicm.evaluation.diagnostics import ClassRow, per_class
 from didicm.evaluation.intervals import bootstrap
-from didicm.evaluation.met_images import leave_out_fitted, note_choice
+from didicm.evaluation.met_images import leave_out_fitted, names_of, note_met
 from didicm.evaluation.metrics import BINS, calibration_error, evaluate_probs, nll
 from didicm.evaluation.stored import StoredModel, open_model
 
@@ -75,7 +75,7 @@ def open_test_images(
     """Open images without those that the calibration was fitted on; arguments are those of `evaluate`."""
     model = model if isinstance(model, StoredModel) else open_model(model)
     images, described = model.images(data, split, labels, group_by)
-    notes = note_choice(images, data, model) if split != "train" else []
+    notes = note_met(names_of(images), data, model) if split != "train" else []
     calibration, note = None, "calibration left out"
     if calibrated:
         calibration, note = find_calibration(model.place, model.posterior)

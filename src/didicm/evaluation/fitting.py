@@ -29,7 +29,7 @@ from didicm.evaluation.calibration import (
     save_calibration,
 )
 from didicm.evaluation.label_sets import conformal_rank, fewest_images
-from didicm.evaluation.met_images import note_choice, pack_digests, refuse_training_images
+from didicm.evaluation.met_images import note_met, pack_digests, refuse_training_images
 from didicm.evaluation.metrics import evaluate_probs, nll
 from didicm.evaluation.outliers import FEWEST, fit_outliers
 from didicm.evaluation.stored import StoredModel, open_model
@@ -84,7 +84,7 @@ def calibrate(
     check_storable(model.place if isinstance(model, StoredModel) else model)
     model = model if isinstance(model, StoredModel) else open_model(model)
     images, described = model.images(data, labels=labels, group_by=group_by)
-    notes = refuse_training_images(images, data, model) + note_choice(images, data, model)
+    notes = refuse_training_images(images, data, model)
     to_fit = images.labels[stratified_split(images.labels, 1 - fraction, seed, images.groups)[0]]
     notes += _check_enough(to_fit, model.class_names, alpha, per_class, data)
     if not replace:
@@ -93,12 +93,14 @@ def calibrate(
         raise UserError(f"{model.place} is not writable: copy the model to a folder of yours")
     asked: dict[str, Any] = {"seed": seed, "features": True, **loading}
     found = run.evaluate(model.classifier, images, model.transform, {"": model.sampler}, **asked)
+    notes += note_met(found.image_names, data, model)
     parts = stratified_split(found.labels.numpy(), 1 - fraction, seed, found.groups)
     fit, rest = (torch.from_numpy(part) for part in parts)
     if not len(rest):
         raise UserError(
             f"{len(found.labels)} held-out images are too few to fit on one part and check on the other"
         )
+    notes += _note_groups(None if found.groups is None else found.groups[parts[0]], alpha)
     probs, truth = found.probs[""][fit], found.labels[fit]
     temperature, told = _helpful_temperature(
         fit_temperature(probs, truth, WEAK_PRIOR), found.probs[""][rest], found.labels[rest]
@@ -170,12 +172,22 @@ def _check_enough(
     counts = np.bincount(labels, minlength=len(names))
     if per_class:
         fewest = int(counts.argmin())
-        conformal_rank(int(counts[fewest]), alpha, f" of every class, such as {names[fewest]},")
+        conformal_rank(int(counts[fewest]), alpha, f" of every class, such as {names[fewest]}")
     missing = [name for name, number in zip(names, counts, strict=True) if not number]
     if not missing:
         return []
     more = f" and {len(missing) - 1} more classes" if len(missing) > 1 else ""
     return [f"{data} has no image to fit on of class {missing[0]}{more}: of those the calibration knows nothing"]
+
+
+def _note_groups(groups: np.ndarray | None, alpha: float) -> list[str]:
+    """Say when groups are so few that the sets would promise nothing if each had a single image."""
+    if groups is None or (number := len(np.unique(groups))) >= (fewest := fewest_images(alpha)):
+        return []
+    return [
+        f"the images it was fitted on come from {count(number, 'group')}, and alpha {alpha:g} asks for {fewest}: "
+        "sets of images of other groups may miss more often"
+    ]
 
 
 def _check_replaced(place: str | Path, images: int) -> None:

@@ -2,20 +2,22 @@
 
 On any of them it looks better than it is. A calibration knows its images by the bytes of their files, and those
 that lie in no file of their own by their names. The images of a training, which may be a million, are known by
-their names alone, without symbolic links on the way: a copy passes for another image.
+their names, without symbolic links on the way, and copies of them by their bytes where that is soon found out.
 """
 
 import base64
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from didicm.data import Data, DataError, ImageSet, hold_out, open_data
+from didicm.data.randomness import subset
 from didicm.data.sources import split_uri
 from didicm.errors import UserError
 from didicm.evaluation.calibration import AGAIN, Calibration
@@ -25,6 +27,8 @@ from didicm.text import quoted
 
 DIGEST = 6  # bytes per image: a set of a million holds one in 280 million others by mistake
 BEST = "best"
+# What is compared to find copies, in some seconds; of a larger training they pass for other images.
+MOST_FILES, MOST_BYTES = 100_000, 2**30
 
 
 def refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
@@ -34,7 +38,7 @@ def refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> li
     data = _training_data(model)
     if data is None:
         return [f"the training images {model.training.data} are gone; make sure that these are others"]
-    if known := _count_shared(images, data.train):
+    if known := _count_shared(names_of(images), data.train):
         raise UserError(
             f"the model was trained on {known} of the {len(images)} images of {uri}: calibrate on others, "
             f"such as --data {quoted(model.training.data)}, of which the held-out images are taken"
@@ -42,21 +46,30 @@ def refuse_training_images(images: ImageSet, uri: str, model: StoredModel) -> li
     return []
 
 
-def note_choice(images: ImageSet, uri: str, model: StoredModel) -> list[str]:
-    """Say how many of the images chose the weights: best/ has those of the lowest NLL on its validation images."""
-    if model.training is None or Path(model.place).name != BEST:
+def note_met(names: Sequence[str], uri: str, model: StoredModel) -> list[str]:
+    """Say how many images of these names trained the model, and how many chose its weights.
+
+    best/ has those of the lowest NLL on its validation images.
+    """
+    if model.training is None:
         return []
     trained_on = model.training.data
     if not same_place(uri, trained_on) and not Path(split_uri(trained_on)[1]).expanduser().exists():
         return []  # nothing is fetched to find out
-    data = _training_data(model)
-    chose = 0 if data is None or data.val is None else _count_shared(images, data.val)
-    if not chose:
+    data, notes = _training_data(model), list[str]()
+    if data is None or data.val is None:
         return []
-    return [
-        f"{chose} of the {len(images)} images chose the weights in {BEST}/ among those of all epochs, by their "
-        "NLL: on them it looks a little better than it is"
-    ]
+    if known := _count_shared(names, data.train, copies=True):
+        notes.append(
+            f"{known} of the {len(names)} images, or copies of them, were trained on: these numbers are not of "
+            "new images"
+        )
+    if Path(model.place).name == BEST and (chose := _count_shared(names, data.val)):
+        notes.append(
+            f"{chose} of the {len(names)} images chose the weights in {BEST}/ among those of all epochs, by their "
+            "NLL: on them it looks a little better than it is"
+        )
+    return notes
 
 
 def leave_out_fitted(images: ImageSet, uri: str, calibration: Calibration) -> tuple[ImageSet, list[str]]:
@@ -71,9 +84,8 @@ def leave_out_fitted(images: ImageSet, uri: str, calibration: Calibration) -> tu
     except (TypeError, ValueError) as error:
         raise UserError(f"image_digests of the calibration are damaged: {AGAIN}") from error
     used = {packed[i : i + DIGEST] for i in range(0, len(packed), DIGEST)}
-    names = (images.name(i) for i in range(len(images)))
     # By name alone: as those of any calibration were remembered for a while
-    met = (_name_digest(name) in used or _digest(name) in used for name in names)
+    met = (_name_digest(name) in used or _digest(name) in used for name in names_of(images))
     fresh = np.flatnonzero(~np.fromiter(met, dtype=bool))
     if len(fresh) == len(images):
         return images, []
@@ -113,14 +125,36 @@ def _training_data(model: StoredModel) -> Data | None:
             channels=model.transform.channels,
             strict=False,
         )
-        return hold_out(data, trained.val_fraction, trained.image_seed)
+        data = hold_out(data, trained.val_fraction, trained.image_seed)
     except DataError:
         return None
+    used = subset(data.train.labels, trained.fraction, trained.image_seed)
+    return replace(data, train=data.train.select(used))
 
 
-def _count_shared(images: ImageSet, others: ImageSet) -> int:
-    known = {_place(others.name(i)) for i in range(len(others))}
-    return sum(_place(images.name(i)) in known for i in range(len(images)))
+def names_of(images: ImageSet) -> list[str]:
+    """Names of all images."""
+    return [images.name(i) for i in range(len(images))]
+
+
+def _count_shared(names: Sequence[str], others: ImageSet, *, copies: bool = False) -> int:
+    """How many of the images of these names are among others, by name or, with `copies`, by the bytes of files."""
+    known = {_place(name) for name in names_of(others)}
+    new = [name for name in names if _place(name) not in known]
+    return len(names) - len(new) + (_count_copies(new, known) if copies else 0)
+
+
+def _count_copies(names: Sequence[str], others: Collection[str]) -> int:
+    """How many files have the bytes of one of the others; only those of equal size are read."""
+    if not names or len(others) > MOST_FILES:
+        return 0
+    size = {name: os.path.getsize(name) for name in (*names, *others) if os.path.isfile(name)}
+    alike = {size.get(name) for name in names} & {size.get(name) for name in others} - {None}
+    ours, theirs = ([name for name in part if size.get(name) in alike] for part in (names, others))
+    if sum(size[name] for name in (*ours, *theirs)) > MOST_BYTES:
+        return 0
+    known = {_digest(name) for name in theirs}
+    return sum(_digest(name) in known for name in ours)
 
 
 def _place(name: str) -> str:

@@ -21,6 +21,7 @@ from didicm.settings import TrainConfig, read_config, to_yaml
 from didicm.values import Pixels, coerce
 
 CONFIG_YAML = "config.yaml"
+EXPORTED = ".onnx"
 FEWEST = 2
 
 
@@ -132,6 +133,11 @@ def open_model(
         sampler: fields of `Sampler` to change, for a diffusion classifier.
     """
     size = coerce(size, Pixels | None, "size")
+    if Path(source).suffix == EXPORTED and Path(source).is_file():
+        raise UserError(
+            f"{source} is an exported model, which only predicts and serves: give the run or model directory that "
+            "it was exported from, or in Python open it by didicm.inference.onnx.OnnxPredictor.load"
+        )
     place = model_directory(source)
     checkpoint = load(place)
     described = checkpoint.transform or ({"channels": checkpoint.classifier.in_chans} if size else None)
@@ -181,11 +187,12 @@ def _trains_on(training: TrainConfig, uri: str, labels: str | None) -> bool:
     return same_place(str(find_table(folder, labels)), str(find_table(folder, training.labels)))
 
 
-def ensemble(sources: Sequence[str | Path], out: str | Path) -> list[str]:
+def ensemble(sources: str | Path | Sequence[str | Path], out: str | Path) -> list[str]:
     """Write the ensemble of runs, model directories or `hf://owner/name` into a new model directory.
 
     Members must agree on classes and input. Returns what there is to say about the images they were trained on.
     """
+    sources = [sources] if isinstance(sources, (str, Path)) else sources
     if len(sources) < FEWEST:
         raise UserError(f"an ensemble takes at least {FEWEST} models: name more of them")
     if (Path(out) / CONFIG).exists():
@@ -199,6 +206,11 @@ def ensemble(sources: Sequence[str | Path], out: str | Path) -> list[str]:
             raise UserError(
                 f"{first.place} and {other.place} differ in their {what}: members of an ensemble must agree"
             )
+    known: dict[str | None, str | Path] = {}
+    for model in models:
+        if (same := known.get(model.checkpoint.weights_sha256)) is not None:
+            raise UserError(f"{same} and {model.place} are the same model: name each model once")
+        known[model.checkpoint.weights_sha256] = model.place
     priors = [model.checkpoint.training_prior for model in models]
     save(
         Ensemble([member for model in models for member in model.classifier.asked({})[0]]),

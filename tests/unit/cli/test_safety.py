@@ -166,7 +166,8 @@ def test_hostile_names_are_shown_safely_on_any_terminal(how, encoding, hostile, 
     assert not set("\x1b\x07\u202e") & set(screen.shown + errors.shown)
     assert "torn\\n.png cannot be read" in errors.shown
     if "--json" in how:
-        (line,) = map(json.loads, screen.shown.splitlines())
+        line, torn = map(json.loads, screen.shown.splitlines())
+        assert torn.keys() == {"image", "error"}
         assert {named["name"] for named in line["classes"]} == set(HOSTILE)
     else:
         assert "[red]" in screen.shown

@@ -166,6 +166,13 @@ def test_only_raster_formats_are_opened_whatever_a_file_is_called(picture, tmp_p
     assert open_image(tmp_path / "really.jpg").format == "PNG"
 
 
+def test_an_empty_file_is_told(tmp_path):
+    (tmp_path / "x.png").touch()
+    for source in (tmp_path / "x.png", b""):
+        with pytest.raises(UserError, match="it is empty"):
+            open_image(source)
+
+
 def test_a_tga_file_is_known_by_its_end_or_its_name(picture, tmp_path):
     content = encoded(picture(), "TGA")
     assert open_image(content).format == "TGA"

@@ -44,6 +44,30 @@ def test_everything_is_found(sick):
     ]
 
 
+def test_copies_within_a_class_are_told(tmp_path, make_folder):
+    make_folder(tmp_path / "train", ["ant", "bee"], count=12)
+    shutil.copy(tmp_path / "train" / "ant" / "0.png", tmp_path / "train" / "ant" / "zz.png")
+    told = f"1 image is a copy of another of its class, such as {tmp_path}/train/ant/zz.png; delete copies"
+    findings = examine(open_data(str(tmp_path)))
+    assert f"{told}, or the same image may come into both training and validation" in findings.advice
+    make_folder(tmp_path / "val", ["ant", "bee"], count=0)
+    Image.open(tmp_path / "train" / "bee" / "1.png").save(tmp_path / "train" / "bee" / "same.bmp")
+    for name in ("new.png", "zz.png"):
+        (tmp_path / "val" / "ant").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 24), "red").save(tmp_path / "val" / "ant" / name)
+    findings = examine(open_data(str(tmp_path), strict=False))
+    names = [(a.split("/")[-1], b.split("/")[-1]) for a, b in findings.copies]
+    assert names == [("0.png", "zz.png"), ("1.png", "same.bmp"), ("new.png", "zz.png")]
+    told = f"3 images are copies of others of their class, such as {tmp_path}/train/ant/zz.png; delete copies"
+    assert told in findings.advice
+
+
+def test_classes_that_differ_in_case_or_spaces_are_told(tmp_path, make_folder):
+    findings = examine(open_data(str(make_folder(tmp_path, ["Ant ", "ant", "bee"]))))
+    told = "the classes 'Ant ', 'ant' differ only in case or spaces; if they are one, rename them"
+    assert [line for line in findings.advice if "differ" in line] == [told]
+
+
 def test_healthy_data_is_ready():
     findings = examine(open_data("fashion-mini", channels=1))
     assert findings.problems == []

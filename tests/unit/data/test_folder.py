@@ -137,7 +137,7 @@ def test_empty_folder(tmp_path):
 
 def test_images_without_class_folders(tmp_path, write):
     write(tmp_path / "a.png")
-    refused(tmp_path, "one subfolder per class")
+    refused(tmp_path, "one subfolder per class, or give a table of their labels with --labels TABLE")
 
 
 def test_folders_without_images(tmp_path):

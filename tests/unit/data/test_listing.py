@@ -65,7 +65,10 @@ def test_a_list_names_one_source_per_line_as_it_is(tmp_path, write, shard):
     write(tmp_path / "last.png")
     assert names("-", tmp_path / "last.png", lines=lines) == expected
     (tmp_path / "empty").mkdir()
-    assert names(tmp_path / "empty") == [str(tmp_path / "empty")]
+    (image,) = list_images([str(tmp_path / "empty")])
+    assert image == ImageFile(str(tmp_path / "empty"))
+    with pytest.raises(DataError, match="the folder holds no images"):
+        image.open()
 
 
 @pytest.mark.parametrize("form", ["struct", "binary"])

@@ -14,6 +14,7 @@ from didicm.data import (
     open_data,
     relabel,
 )
+from didicm.data.sources import describe_votes
 
 ROWS = ["a.png,cat", "sub/b.png,dog", "c.png,cat", "d.png,dog"]
 SPLIT = ["train", "train", "test", "test"]
@@ -107,7 +108,7 @@ def test_training_sees_the_votes_and_evaluation_the_majority(folder, table):
         (["path,label,label", "a.png,cat,dog"], "has two columns 'label'"),
         (["path", "a.png"], "has no column 'label' and no columns of votes"),
         (["path,cat,dog", "a.png,1,2", "c.png,-1,2"], "has '-1' for the votes .* for 'cat' on c.png"),
-        (["path,cat,age", "a.png,1,old"], "has 'old' for the votes .* for 'age' on a.png"),
+        (["path,cat,age", "a.png,1,old"], "'old' for the votes .* for 'age' on a.png; .* give it as --group-by"),
         (["path,cat,dog", "a.png,0,0"], "has no votes at all for a.png"),
         (["path,label,split", "a.png,cat,later"], "has the split 'later' for a.png; use train, val or test"),
         (["path,label,split", "a.png,cat,val"], "has no row whose split is train"),
@@ -149,6 +150,14 @@ def test_a_column_of_groups_is_no_column_of_votes(folder, table):
     images = open_data(str(folder), labels=file, group_by="who").train
     assert images.class_names == ["cat", "dog"]
     assert images.groups.tolist() == ["7", "8"]
+
+
+def test_columns_that_are_taken_as_classes_are_told(folder, table):
+    file = table("path,cat,split,year", "a.png,1,train,2019", "c.png,3,train,2019")
+    assert describe_votes(str(folder), file, None) == [f"classes from the columns of {file}: cat, year"]
+    assert describe_votes(str(folder), file, "year") == [f"classes from the columns of {file}: cat"]
+    assert describe_votes(str(folder), table("path,label,year", "a.png,cat,2019"), None) == []
+    assert describe_votes(str(folder), None, None) == []
 
 
 def test_own_splits_must_not_share_a_group(folder, table):

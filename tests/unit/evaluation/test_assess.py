@@ -11,7 +11,7 @@ import pytest
 
 from didicm.data import stratified_split
 from didicm.errors import UserError
-from didicm.evaluation import fitting
+from didicm.evaluation import fitting, met_images
 from didicm.evaluation.assess import evaluate
 from didicm.evaluation.calibration import WEAK_PRIOR, Temperature, fit_temperature, load_calibration
 from didicm.evaluation.fitting import calibrate
@@ -45,7 +45,7 @@ def test_too_few_images_are_refused_before_the_work(model, images, tmp_path, mak
         ),
         (
             {"data": images, "alpha": 0.05, "per_class": True},
-            "at least 19 held-out images of every class, such as ant,",
+            "at least 19 held-out images of every class, such as ant, got 10: give more",
         ),
     ):
         with pytest.raises(UserError, match=re.escape(says)):
@@ -142,9 +142,52 @@ def test_images_that_chose_the_best_weights_are_told(model, images, tmp_path, ma
     assert evaluate(run, images, **QUICK).notes[0].startswith(told)
     assert evaluate(run, images, split="train", **QUICK).notes == []
     assert evaluate(run / "last", images, **QUICK).notes == []
-    other = str(make_folder(tmp_path / "other", classes=("ant", "bee", "cat"), count=2, size=(8, 8)))
+    other = str(make_folder(tmp_path / "other", classes=("ant", "bee", "cat"), count=2, size=(9, 9)))
     assert evaluate(run, other, **QUICK).notes == []
     assert calibrate(run, images, **QUICK).notes[0].startswith(told)
+
+
+def test_images_that_were_trained_on_are_told_by_their_bytes(model, images, tmp_path, make_folder, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "last")
+    config = {"data": images, "val_fraction": 0.4, "seed": 3}
+    (run / "config.yaml").write_text(json.dumps(config))
+    copies = tmp_path / "copies"
+    for i, path in enumerate(sorted(Path(images).rglob("*.png"))):
+        place = copies / path.parent.name / f"copy-{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    told = "36 of the 60 images, or copies of them, were trained on: these numbers are not of new images"
+    assert evaluate(run / "last", str(copies), **QUICK).notes == [told]
+    assert told in calibrate(run / "last", str(copies), **QUICK).notes
+    (run / "last" / "calibration.json").unlink()
+    assert evaluate(run / "last", images, **QUICK).notes == []
+    (run / "config.yaml").write_text(json.dumps(config | {"fraction": 4}))
+    assert evaluate(run / "last", str(copies), **QUICK).notes == [told.replace("36", "12")]
+    for name in ("MOST_FILES", "MOST_BYTES"):
+        with monkeypatch.context() as bounded:
+            bounded.setattr(met_images, name, 10)
+            assert evaluate(run / "last", str(copies), **QUICK).notes == []
+
+
+def test_an_image_that_cannot_be_read_chose_nothing(model, images, tmp_path):
+    """What calibrate counts are the images it was fitted and checked on."""
+    shutil.copytree(model, tmp_path / "run" / "best")
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps({"data": images, "val_fraction": 0.4, "seed": 3}))
+    held_out, _ = open_model(tmp_path / "run").images(images)
+    Path(held_out.name(0)).write_bytes(b"")
+    made = calibrate(tmp_path / "run", images, **QUICK)
+    assert made.calibration.fitted_on["images"] + made.calibration.check["images"] == 23
+    assert any(note.startswith("23 of the 23 images chose the weights") for note in made.notes)
+    assert any(note.endswith("(it is empty)") for note in made.notes)
+
+
+def test_few_groups_to_fit_on_are_told(model, images):
+    made = calibrate(model, images, group_by=r"(\d)\.png$", **QUICK)
+    (note,) = [note for note in made.notes if "group" in note]
+    assert note.startswith("the images it was fitted on come from 5 groups, and alpha 0.1 asks for 9: sets of")
+    many = calibrate(model, images, group_by=r"(\d+)\.png$", **QUICK)
+    assert not any("group" in note for note in many.notes)
 
 
 def test_the_table_of_the_training_is_known_by_any_name(model, images, tmp_path, monkeypatch):

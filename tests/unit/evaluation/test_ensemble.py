@@ -74,6 +74,11 @@ def test_trainings_on_other_images_are_told(runs, tmp_path, folder):
 def test_what_does_not_fit_is_refused(runs, tmp_path, tiny_network):
     with pytest.raises(UserError, match="at least 2 models"):
         didicm.ensemble(runs[:1], tmp_path / "both")
+    for one in (runs[0], str(runs[0])):
+        with pytest.raises(UserError, match="at least 2 models"):
+            didicm.ensemble(one, tmp_path / "both")
+    with pytest.raises(UserError, match=r"diffusion/best and .*diffusion/best are the same model: name each"):
+        didicm.ensemble([*runs, runs[0] / "best"], tmp_path / "both")
     with pytest.raises(UserError, match="already holds a model"):
         didicm.ensemble(runs, runs[0] / "best")
     other = StandardClassifier(tiny_network(1, "didirn8_baseline"))

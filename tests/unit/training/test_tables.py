@@ -27,6 +27,16 @@ def voted(tmp_path, write):
     }
 
 
+@pytest.mark.parametrize("command", [["doctor"], ["train", "--dry-run"], ["train"]], ids=" ".join)
+def test_classes_that_come_from_columns_are_told(command, tmp_path, voted, train_flags, works, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the picture
+    flags = [voted["data"], "--labels", voted["labels"], "--group-by", "patient"]
+    if command[0] == "train":
+        flags = train_flags(tmp_path / "run", **voted, epochs=1)
+    told = f"classes from the columns of {voted['labels']}: benign, malign\n"
+    assert works(*command, *flags).out.count(told) == 1
+
+
 def patient(name):
     return int(name.rsplit("/", 1)[1].removesuffix(".png")) // 4
 
