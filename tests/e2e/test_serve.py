@@ -70,4 +70,6 @@ def test_mistakes_are_told_before_anything_is_loaded(tmp_path, fails, monkeypatc
     assert "--port 99999 cannot be used" in fails("serve", nowhere, "--port", "99999")
     assert "cannot be used" in fails("serve", nowhere, "--host", "192.0.2.1", "--allow-anonymous")
     assert "did you mean --host?" in fails("serve", nowhere, "--hots", "0.0.0.0")
+    assert "--examples" in fails("serve", nowhere, "--port", "0", "--examples", nowhere)
+    assert "--label-studio" in fails("serve", nowhere, "--port", "0", "--label-studio", "localhost:8080")
     assert str(nowhere) in fails("serve", nowhere, "--port", "0")

@@ -46,7 +46,7 @@ class PredictOptions(ModelOptions):
         run: a run (its best model), a model directory, hf://owner/name, or a file of didicm export (.onnx)
         images: image files, folders, patterns, .tar and .parquet files; - reads a list of them from standard input
         top: number of classes to show
-        json: one line of JSON per image
+        json: one line of JSON per image, with its error if it cannot be read
         conformal: kind of set: lac (small) or aps (adapts to the image)
         classes: classes that are possible here, as in cat,dog; the posterior is renormalised to them
         prior: how frequent each class is here: a YAML file (cat: 0.2), uniform, or training to undo --balance
@@ -165,20 +165,19 @@ def show_all(options: PredictOptions, predictor: BasePredictor, console: Console
     drawn: list[tuple[ImageRef, Prediction]] = []
     images = list_images(options.images, _standard_input())
     claimed = claim(predictor.rule, predictor.adjustment)
-    for read, seen, unreadable in read_batches(images, options.batch_size, predictor.see):
-        failed += unreadable
-        if not seen:
-            continue
+    for batch in read_batches(images, options.batch_size, predictor.see):
         wanted = options.trajectory is not None and len(drawn) < MOST_DRAWN
-        answered = list(zip(read, predictor.predict_batch(seen, trajectory=wanted), strict=True))
-        predicted += len(answered)
-        for image, prediction in answered:
+        seen = [found for _, found in batch if not isinstance(found, str)]
+        predictions = iter(predictor.predict_batch(seen, trajectory=wanted) if seen else ())
+        predicted, failed = predicted + len(seen), failed + len(batch) - len(seen)
+        for image, found in batch:
+            answer = found if isinstance(found, str) else next(predictions)
             if options.json:
-                print(to_line(image.name, prediction, claimed, options.top))
-            else:
-                show(image.name, prediction, claimed, options.top, console)
-        if wanted:
-            drawn += answered[: MOST_DRAWN - len(drawn)]
+                print(to_line(image.name, answer, claimed, options.top))
+            elif isinstance(answer, Prediction):
+                show(image.name, answer, claimed, options.top, console)
+            if wanted and isinstance(answer, Prediction) and len(drawn) < MOST_DRAWN:
+                drawn.append((image, answer))
     if drawn and options.trajectory is not None:
         draw(drawn, predictor.class_names, options.trajectory, options.top)
         left = f", the first {len(drawn)} of {predicted} images" if predicted > len(drawn) else ""

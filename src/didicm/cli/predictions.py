@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -28,21 +28,17 @@ T = TypeVar("T")
 
 def read_batches(
     images: Iterable[ImageRef], size: int, prepare: Callable[[Picture], T]
-) -> Iterator[tuple[list[ImageRef], list[T], int]]:
-    """Batches of the images that can be read, what `prepare` makes of them, and how many could not be read."""
+) -> Iterator[list[tuple[ImageRef, T | str]]]:
+    """Batches of images, each with what `prepare` makes of it, or why it could not be read."""
     rest, some = iter(images), False
     while batch := list(islice(rest, size)):
         some = True
-        read, seen = [], []
-        for image in batch:
-            found = read_or_error(prepare, image)
+        read = [(image, read_or_error(prepare, image)) for image in batch]
+        for image, found in read:
             if isinstance(found, str):
                 told = f"{image.name} cannot be read as an image ({found})"
                 print(f"didicm: {readable(told)}", file=sys.stderr)
-            else:
-                read.append(image)
-                seen.append(found)
-        yield read, seen, len(batch) - len(read)
+        yield read
     if not some:  # an empty list on standard input
         raise UserError(NO_IMAGES)
 
@@ -61,11 +57,15 @@ def tell_rows(out: Path, done: Tally, calls: int) -> str:
     return text
 
 
-def to_line(image: str, prediction: Prediction, claimed: str | None, top: int) -> str:
-    """One line of JSON, with what is claimed of the set."""
-    line = {"image": image, **prediction.to_record(top, claimed)}
-    if prediction.trajectory is not None:
-        line["trajectory"] = [{"time": time, "probs": probs.tolist()} for time, probs in prediction.trajectory]
+def to_line(image: str, prediction: Prediction | str, claimed: str | None, top: int) -> str:
+    """One line of JSON: a prediction, with what is claimed of the set, or why there is none."""
+    if isinstance(prediction, str):
+        line: dict[str, Any] = {"image": image, "error": prediction}
+    else:
+        line = {"image": image, **prediction.to_record(top, claimed)}
+        if prediction.trajectory is not None:
+            path = prediction.trajectory
+            line["trajectory"] = [{"time": time, "probs": probs.tolist()} for time, probs in path]
     text = json.dumps(line, ensure_ascii=False, allow_nan=False)
     return text if is_utf8() and text == readable(text) else json.dumps(line)
 

@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
     """Serve until stopped."""
     options = parse(argv, ServeOptions, command="serve", positional=["run"])
     try:
+        from didicm.serving.protocols import check_label_studio
         from didicm.serving.security import Limits, find_access
         from didicm.serving.server import create_app, open_socket, run
         from didicm.serving.service import Service, find_examples
@@ -69,6 +70,8 @@ def main(argv: list[str]) -> int:
         seconds=options.timeout,
     )
     access = find_access(options.host, options.token_file, options.allow_anonymous)
+    check_label_studio(options.label_studio)
+    offered = options.examples and find_examples(options.examples, (), limits)
     listening = open_socket(options.host, options.port)
     console = SafeConsole(stderr=True, soft_wrap=True)
     name = model_name(options.run)
@@ -77,7 +80,7 @@ def main(argv: list[str]) -> int:
         other = model_name(options.baseline)
         plain = replace(options, run=options.baseline, sampler={}, size=None)  # those are settings of the model
         models[other if other != name else f"{other}-baseline"] = open_model(plain, console)
-    examples = find_examples(options.examples, models[name].class_names, limits)
+    examples = offered or find_examples(None, models[name].class_names, limits)
     service = Service(models, limits=limits, batch_size=options.batch_size, examples=examples)
     app = create_app(service, access, label_studio=options.label_studio)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")

@@ -54,7 +54,7 @@ class Tally:
 
 def predict(
     model: str | Path | BasePredictor,
-    images: Sequence[str],
+    images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     format: Format | None = None,
@@ -70,7 +70,7 @@ def predict(
 
     Args:
         model: a run, a model directory, `hf://owner/name`, an exported model (.onnx), or a loaded predictor.
-        images: files, folders, patterns, tar and parquet files; `-` stands for `lines`.
+        images: one or several files, folders, patterns, tar and parquet files; `-` stands for `lines`.
         out: a file, if its suffix says so (.jsonl, .csv, .parquet), else a folder of parts.
         format: of the parts in a folder; by default JSON lines.
         shard: which one this is, and how many there are: each predicts its share of the parts.
@@ -84,7 +84,8 @@ def predict(
     predictor = model if isinstance(model, BasePredictor) else _load(model)
     settings, parts, done = settings or BulkSettings(), Parts(Path(out), format, shard, force=force), Tally()
     writer = RowWriter(parts.format, predictor.class_names)
-    with parts.owned(), written_down(list_images(images, lines), parts.folder, settings.part_size) as listing:
+    sources = map(str, [images] if isinstance(images, (str, Path)) else images)
+    with parts.owned(), written_down(list_images(sources, lines), parts.folder, settings.part_size) as listing:
         mine = parts.share(listing)
         parts.begin(_plan(predictor, listing, settings))
         missing = [k for k in mine if not parts.path(k).exists()]

@@ -78,7 +78,7 @@ def export(
     out: str | Path,
     *,
     format: Format = "onnx",
-    images: Sequence[str | Path] = (),
+    images: str | Path | Sequence[str | Path] = (),
     calibrated: bool = True,
 ) -> Exported:
     """Write a model as one graph, after checking it against PyTorch from image files at several batch sizes.
@@ -87,7 +87,7 @@ def export(
         model: a run, a model directory, `hf://owner/name`, or an opened model; on the CPU.
         out: the file to write.
         format: onnx, for ONNX Runtime; or torch, a .pt2 of torch.export for programs that have PyTorch.
-        images: files to check with; by default some JPEGs are made.
+        images: one or several files to check with; by default some JPEGs are made.
         calibrated: put the calibration stored with the model into the file, if it fits the settings.
     """
     model = model if isinstance(model, StoredModel) else open_model(model, device="cpu")
@@ -99,7 +99,8 @@ def export(
     write = {"onnx": _write_onnx, "torch": _write_torch}[format]
 
     with tempfile.TemporaryDirectory() as folder:
-        files = images or _make_images(Path(folder), model.transform.channels)
+        given = [images] if isinstance(images, (str, Path)) else images
+        files = given or _make_images(Path(folder), model.transform.channels)
         cases = _cases(Predictor(model, calibration), files)
 
     def write_checked(part: Path) -> None:

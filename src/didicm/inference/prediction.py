@@ -188,7 +188,13 @@ class BasePredictor(ABC):
             raise UserError(f"batch_size must be at least 1, got {batch_size}")
         predictions: list[Prediction] = []
         for start in range(0, len(images), batch_size):
-            batch = [self.read(image) for image in images[start : start + batch_size]]
+            try:
+                batch = [self.read(image) for image in images[start : start + batch_size]]
+            except UnreadableImageError as error:
+                if len(images) == 1:
+                    raise
+                remedy = "leave it out, or use didicm.predict, which writes the error into that image's row"
+                raise UnreadableImageError(f"{error}: {remedy}") from error
             predictions += self.predict_batch(batch, trajectory=trajectory)
         return predictions
 

@@ -62,6 +62,11 @@ class Batcher:
         if question.trajectory:
             predictor.check_trajectory()
 
+    def note(self, question: Question) -> str | None:
+        """Why such a question is answered without the model's calibration; None unless it is."""
+        found = self._asked(question).note
+        return None if found == self.model.note else found  # of its own, a model's note names files
+
     @property
     def waiting(self) -> int:
         """Images in the queue."""

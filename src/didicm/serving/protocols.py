@@ -137,6 +137,12 @@ def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
 # Label Studio
 
 
+def check_label_studio(host: str | None) -> None:
+    """Complain about what is no address."""
+    if host is not None and urlsplit(host).scheme not in ("http", "https"):
+        raise UserError(f"--label-studio {host} must be an address such as http://localhost:8080")
+
+
 class LabelStudio:
     """Its contract: tasks and a labelling interface in, one choice per task out.
 
@@ -145,9 +151,8 @@ class LabelStudio:
     """
 
     def __init__(self, service: Service, host: str | None) -> None:
+        check_label_studio(host)
         self.service, self.host = service, host
-        if host is not None and urlsplit(host).scheme not in ("http", "https"):
-            raise UserError(f"--label-studio {host} must be an address such as http://localhost:8080")
 
     async def predict(self, tasks: Tasks) -> dict[str, Any]:
         """Answers in the order of the tasks; one whose image cannot be read has an empty result."""

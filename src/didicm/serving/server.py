@@ -76,7 +76,9 @@ def _add_own(app: FastAPI, service: Service, guard: Guard, studio: protocols.Lab
             return JSONResponse(await studio.predict(upload.tasks))
         found = await service.predict(upload.images, upload.options)
         failed = all("error" in entry for entry in found)
-        return JSONResponse({"model": service.name, "predictions": found}, 422 if failed else 200)
+        note = service.models[service.name].note(upload.options.question)
+        notes = {} if note is None else {"notes": [note]}
+        return JSONResponse({"model": service.name, "predictions": found, **notes}, 422 if failed else 200)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the server is up")

@@ -100,6 +100,17 @@ def test_nothing_readable_is_a_failure(model, tmp_path, capsys):
     assert (tmp_path / "x.csv").read_text().splitlines()[1].endswith("no such file")
 
 
+def test_an_image_that_cannot_be_read_has_its_line_of_json(model, folder, capsys):
+    names = [str(folder / name) for name in ("0.png", "torn.jpg", "1.png")]
+    assert main(["predict", str(model), *names, "--json"]) == 2
+    shown = capsys.readouterr()
+    found = [json.loads(line) for line in shown.out.splitlines()]
+    assert [line["image"] for line in found] == names
+    assert ["classes" in line for line in found] == [True, False, True]
+    assert found[1].keys() == {"image", "error"}
+    assert found[1]["error"] in shown.err
+
+
 def test_an_empty_list_is_a_failure(model, tmp_path, capsys, monkeypatch):
     for flags in ([], ["--out", str(tmp_path / "x.csv"), "--workers", "0"], ["--dry-run"]):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))

@@ -4,6 +4,7 @@ import signal
 import tracemalloc
 from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -69,6 +70,12 @@ def test_a_row_says_what_the_predictor_says(predictor, photos, tmp_path):
         assert line["entropy"] == pytest.approx(alone.entropy, abs=1e-5)
         assert (line["nfe"], line["error"]) == (STEPS, None)
     assert os.listdir(tmp_path) == ["x.jsonl"]
+
+
+def test_one_path_and_paths_of_either_kind_are_taken(predictor, photos, tmp_path):
+    for i, images in enumerate([photos[0], Path(photos[0]), [Path(photos[0])]]):
+        assert predict(predictor, images, tmp_path / f"{i}.jsonl").images == 1
+        assert lines(tmp_path / f"{i}.jsonl")[0]["image"] == photos[0]
 
 
 def test_workers_shards_and_parts_change_nothing(predictor, photos, tmp_path):

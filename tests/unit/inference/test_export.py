@@ -76,7 +76,7 @@ def test_a_standard_classifier_and_an_ensemble(tmp_path, tiny_network, photos):
 
 
 def test_a_torch_program(calibrated_model, tmp_path, photos):
-    made = export(calibrated_model, tmp_path / "model.pt2", format="torch", images=photos[:1])
+    made = export(calibrated_model, tmp_path / "model.pt2", format="torch", images=photos[0])
     predictor, files = Predictor.load(calibrated_model), {"didicm.json": ""}
     program = torch.export.load(made.path, extra_files=files)
     pixels = stack([predictor.model.transform.prepare(Image.open(path)) for path in photos[:3]])

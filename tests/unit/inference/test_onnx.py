@@ -62,6 +62,14 @@ def test_mistakes_are_told_in_a_sentence(predictor, onnx_model, tmp_path, pictur
         OnnxPredictor.load(tmp_path / "text.onnx")
 
 
+def test_what_needs_the_run_itself_says_so(onnx_model, tmp_path, fails):
+    says = "model.onnx is an exported model, which only predicts and serves: give the run or model directory"
+    assert says in fails("evaluate", onnx_model, "--data", tmp_path, "--out", tmp_path / "found")
+    assert says in fails("calibrate", onnx_model, "--data", tmp_path)
+    with pytest.raises(UserError, match=r"in Python open it by didicm\.inference\.onnx\.OnnxPredictor\.load"):
+        Predictor.load(onnx_model)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -106,10 +114,11 @@ def test_predict_runs_without_pytorch(onnx_model, calibrated_model, tmp_path, wr
     ran = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True)
     assert ran.returncode == 2
     assert "x.png cannot be read as an image" in ran.stderr
-    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    *lines, unreadable = [json.loads(line) for line in ran.stdout.splitlines()]
     rows = [json.loads(line) for line in out.read_text().splitlines()]  # of all images, the unreadable one too
     assert [row["image"] for row in rows] == [*map(str, paths), str(folder / "x.png")]
     assert [row["error"] is None for row in rows] == [True] * 3 + [False]
+    assert unreadable == {"image": rows[-1]["image"], "error": rows[-1]["error"]}
     assert [row["nfe"] for row in rows] == [2, 2, 2, None]
     assert "2 network calls per image" in ran.stderr
     for row, line in zip(rows, lines, strict=False):

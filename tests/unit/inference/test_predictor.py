@@ -115,6 +115,8 @@ def test_mistakes_get_one_sentence(folder, tmp_path, picture):
     }.items():
         with pytest.raises(UserError, match=says):
             predictor(path)
+    with pytest.raises(UserError, match=r"torn.jpg cannot be read .*: leave it out, or use didicm.predict, which"):
+        predictor([picture(0), tmp_path / "torn.jpg"])
     with pytest.raises(UserError, match="batch_size"):
         predictor([picture(0)], batch_size=0)
     with pytest.raises(UserError, match="sampler readout answers in one network call"):

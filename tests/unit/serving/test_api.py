@@ -12,6 +12,7 @@ from rich.console import Console
 
 from didicm.cli.serve import ServeOptions, open_model
 from didicm.data.decode import image_formats
+from didicm.inference.predictor import Predictor
 from didicm.serving.service import Example
 
 
@@ -87,6 +88,18 @@ def test_options_reach_the_sampler_in_every_form(client, predictor, file):
     ):
         assert status == 200, content
         assert classes_of(content["predictions"][0])[0][1] == pytest.approx(expected[0][1], abs=1e-5)
+
+
+def test_a_question_that_the_calibration_was_not_fitted_for_is_told(serve_here, calibrated_model, file):
+    model = Predictor.load(calibrated_model, "cpu")
+    client = serve_here({"bees": model})
+    for query in ("", "?steps=2"):  # as stored
+        _, content = client.post(f"/predict{query}", file())
+        assert content["predictions"][0]["conformal_set"]
+        assert "notes" not in content
+    _, content = client.post("/predict?steps=3", file())
+    assert content["predictions"][0]["conformal_set"] is None
+    assert content["notes"] == ["calibration left out: it was fitted with other settings"]
 
 
 def test_classes_and_prior_are_exact_arithmetic_on_the_posterior(client, predictor, file):
