@@ -135,7 +135,9 @@ def _on_accuracy(ours: Entry, found: _Measured, where: str) -> str:
 
 
 def _on_nll(found: _Measured) -> str:
-    word = {-1: "better", 1: "worse", 0: "neither better nor worse beyond noise"}[found.gap.sign]
+    shown = NLL.text(abs(found.gap.mean)) != NLL.text(0)  # what no digit shows is no difference
+    sign = found.gap.sign if shown else 0
+    word = {-1: "better", 1: "worse", 0: "neither better nor worse beyond noise"}[sign]
     numbers = f"NLL {found.ours.mean:.3f} against {found.theirs.mean:.3f} ({found.baseline})"
     return f"{word}: {numbers}, {_interval(found.gap, NLL)}"
 

@@ -52,6 +52,11 @@ def test_it_says_when_the_difference_is_noise(compared, says):
     assert "neither better nor worse beyond noise" in posterior
 
 
+def test_a_difference_that_no_digit_shows_is_none(compared, says):
+    assert "probabilities are neither better nor worse" in says(compared(0.75, 0.75, (0.5002, 0.5)))[1]
+    assert "probabilities are worse" in says(compared(0.75, 0.75, (0.502, 0.5)))[1]
+
+
 def test_few_seeds_are_told_and_one_claims_nothing(compared, says):
     told = says(compared(0.9, 0.5, seeds=1))
     assert "cannot be told apart" in told[0]
