@@ -10,6 +10,7 @@ inside another one (lambdas, comprehensions). Its files are those the functions 
 neighbours of the list lie in different files.
 """
 
+import argparse
 import contextlib
 import io
 import json
@@ -102,7 +103,11 @@ def write(counts: dict[str, dict[str, int]]) -> None:
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option in ("--list", "--write", "--check"):
+        parser.add_argument(option, action="store_true")
+    asked = parser.parse_args()
+    if asked.check:
         text = PAGE.read_text(encoding="utf-8")
         sys.exit(with_tables(text, json.loads(STORED.read_text(encoding="utf-8"))) != text)
     counted = {}
@@ -112,7 +117,7 @@ if __name__ == "__main__":
             switches = sum(one != other for one, other in pairwise(files))
             counted[name] = {"files": len(set(files)), "switches": switches, "functions": len(functions)}
             print(f"{name:8} {len(set(files)):3} files {switches:4} switches {len(functions):4} functions")
-            if "--list" in sys.argv:
+            if asked.list:
                 print("\n".join(f"    {file:32} {function}" for file, function in functions))
-    if "--write" in sys.argv:
+    if asked.write:
         write(counted)

@@ -9,11 +9,10 @@ from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from didicm.data.decode import to_channels
-from didicm.data.picture import MOST_CHANNELS, ORIENTATION, Picture, from_pixels
+from didicm.data.picture import MOST_CHANNELS, ORIENTATION, Picture, from_array, from_pixels
 from didicm.errors import UserError, reason
 from didicm.text import readable as readable
 
@@ -148,10 +147,7 @@ class ArraySet(ImageSet):
         return f"{self._origin}[{i}]" if isinstance(self._origin, str) else self._origin.name(i)
 
     def original(self, i: int) -> Picture:
-        image = self.images[i]
-        count = image.shape[2] if image.ndim == 3 else 1
-        # A second or fourth channel is transparency, unless as many are asked for.
-        return Image.fromarray(image) if count in (2, 4) and count != self.channels else from_pixels(image)
+        return from_array(self.images[i])
 
 
 class MemorySet(ArraySet):

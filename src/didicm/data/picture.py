@@ -92,6 +92,11 @@ def from_pixels(pixels: np.ndarray) -> Picture:
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
 
 
+def from_array(pixels: np.ndarray) -> Picture:
+    """An image given as pixels: a second or fourth channel is transparency, unless as many are asked for."""
+    return Image.fromarray(pixels) if pixels.shape[2:] in ((2,), (4,)) else from_pixels(pixels)
+
+
 def each_plane(image: Picture, change: Callable[[Image.Image], Image.Image]) -> Picture:
     """Change an image, or every channel of one that Pillow has no mode for."""
     return image.each(change) if isinstance(image, Bands) else change(image)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from didicm.data import UnreadableImageError, open_image, readable
 from didicm.data.listing import ImageRef
-from didicm.data.picture import MOST_CHANNELS, Bands, Picture, from_pixels
+from didicm.data.picture import MOST_CHANNELS, Bands, Picture, from_array
 from didicm.errors import UserError, did_you_mean, reason
 from didicm.evaluation.label_sets import ConformalRule
 from didicm.inference.adjust import Bools, Prior, Taxonomy, kept_rule, make_adjustment, note_on_sets
@@ -275,4 +275,4 @@ def _array_image(image: Array) -> Picture:
             f"an array must be 8-bit pixels of shape (H, W) or (H, W, C), got {image.dtype} of shape "
             f"{image.shape}: convert it, or give a list of such images"
         )
-    return Image.fromarray(image) if channels == 4 else from_pixels(image)
+    return from_array(image)

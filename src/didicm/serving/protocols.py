@@ -14,7 +14,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import numpy as np
 from fastapi import FastAPI, Request
 
-from didicm.data.picture import MOST_CHANNELS, from_pixels
+from didicm.data.picture import MOST_CHANNELS, from_array
 from didicm.errors import UserError
 from didicm.inference.prediction import Prediction
 from didicm.serving.batching import Question
@@ -130,7 +130,7 @@ def _tensor_images(inputs: Any, limits: Limits) -> list[Source]:
             raise RefusalError(
                 400, "the data of a UINT8 tensor must be as many whole numbers up to 255 as its shape says"
             ) from error
-        return [from_pixels(array) for array in pixels.astype(np.uint8)]
+        return [from_array(array) for array in pixels.astype(np.uint8)]
     raise RefusalError(400, "the tensor must be BYTES of shape (N), or UINT8 of shape (N, H, W, channels)")
 
 

@@ -146,6 +146,10 @@ def test_bytes_files_arrays_and_tensors_are_images_too(folder, picture):
     grey = np.asarray(image.convert("L"))
     for same in (grey, grey[..., None], torch.from_numpy(grey.copy())[None]):
         assert torch.equal(predictor(same).probs, predictor(image.convert("L")).probs)
+    for mode in ("LA", "RGBA"):
+        clear = image.convert(mode)
+        clear.putalpha(Image.fromarray(grey))
+        assert torch.equal(predictor(np.asarray(clear)).probs, predictor(clear).probs)
     assert len(predictor([pixels, image, file.getvalue()])) == 3
 
 
