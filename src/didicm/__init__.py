@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from didicm.inference.bulk import predict as predict
     from didicm.inference.export import export as export
     from didicm.inference.hub import push as push
+    from didicm.inference.onnx import OnnxPredictor as OnnxPredictor
     from didicm.inference.optimize import optimize_for_inference as optimize_for_inference
     from didicm.inference.predictor import Predictor as Predictor
     from didicm.models import create_model as create_model
@@ -50,6 +51,7 @@ _NAMES = {
     "inference.bulk": ["predict"],
     "inference.export": ["export"],
     "inference.hub": ["push"],
+    "inference.onnx": ["OnnxPredictor"],
     "inference.optimize": ["optimize_for_inference"],
     "inference.predictor": ["Predictor"],
     "models": ["create_model", "list_models"],

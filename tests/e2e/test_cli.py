@@ -61,7 +61,8 @@ def test_every_command_explains_itself_and_names_an_unknown_option(capsys, fails
 
 def test_the_package_imports_without_pytorch():
     code = (
-        "import sys, didicm; from didicm.data import to_channels; assert 'torch' not in sys.modules;"
+        "import sys, didicm; from didicm.data import to_channels; didicm.OnnxPredictor;"
+        "assert 'torch' not in sys.modules;"
         "print(didicm.UniformProcess(3).num_classes)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

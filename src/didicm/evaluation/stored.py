@@ -136,7 +136,7 @@ def open_model(
     if Path(source).suffix == EXPORTED and Path(source).is_file():
         raise UserError(
             f"{source} is an exported model, which only predicts and serves: give the run or model directory that "
-            "it was exported from, or in Python open it by didicm.inference.onnx.OnnxPredictor.load"
+            "it was exported from, or in Python open it by didicm.OnnxPredictor.load"
         )
     place = model_directory(source)
     checkpoint = load(place)

@@ -66,7 +66,7 @@ def test_what_needs_the_run_itself_says_so(onnx_model, tmp_path, fails):
     says = "model.onnx is an exported model, which only predicts and serves: give the run or model directory"
     assert says in fails("evaluate", onnx_model, "--data", tmp_path, "--out", tmp_path / "found")
     assert says in fails("calibrate", onnx_model, "--data", tmp_path)
-    with pytest.raises(UserError, match=r"in Python open it by didicm\.inference\.onnx\.OnnxPredictor\.load"):
+    with pytest.raises(UserError, match=r"in Python open it by didicm\.OnnxPredictor\.load"):
         Predictor.load(onnx_model)
 
 
