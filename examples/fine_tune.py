@@ -7,25 +7,22 @@ file with ImageNet weights of the backbone; without it timm fetches them from th
 """
 
 import sys
-from dataclasses import replace
 
 import didicm
 from didicm.settings import load_recipe
 
 folder, test, weights, epochs = [*sys.argv[1:], None, None][:4]
-recipe = load_recipe("finetune")
-backbone = {"backbone": "tf_efficientnet_lite0", "frozen": True, **({"weights": weights} if weights else {})}
-config = replace(
-    recipe,
+config = load_recipe(
+    "finetune",
     data=folder,
     out="runs/fine-tuned",
     fraction=20,  # a whole number: images per class
     epochs=int(epochs or 20),
     feature_views=2,  # the backbone sees each image twice, then only the head is trained
-    model_args={**recipe.model_args, **backbone},
-    image=replace(recipe.image, size=64),  # small, to be quick
-    optimizer=replace(recipe.optimizer, lr=1e-3),  # a head alone can take larger steps
-    run=replace(recipe.run, workers=0, validate_epochs=5),
+    model_args={"backbone": "tf_efficientnet_lite0", "frozen": True, "weights": weights},
+    image={"size": 64},  # small, to be quick
+    optimizer={"lr": 1e-3},  # a head alone can take larger steps
+    run={"workers": 0, "validate_epochs": 5},
 )
 run = didicm.train(config)
 result = didicm.evaluate(run, test)  # not the validation images: they chose the weights in best/

@@ -58,15 +58,25 @@ def save(
     training_prior: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a classifier into a directory; an interrupted save leaves the files that were there."""
+    described = _describe(classifier)
     config = {
         "format": FORMAT,
-        **_describe(classifier),
+        **described,
         "class_names": _check_names(class_names, classifier),
         "transform": None if transform is None else dict(transform),
         "training_prior": None if training_prior is None else dict(training_prior),
         "versions": {package: version(package) for package in ("didicm", "torch", "timm")},
     }
-    weights = storable(classifier.model.state_dict())
+    # torch.compile puts a module of its own around a network.
+    state = {name.replace("_orig_mod.", ""): x for name, x in classifier.model.state_dict().items()}
+    weights = storable(state)
+    if described.get("model", {}) is not None:  # what no loading could build again is told now
+        with torch.device("meta"), suppress(NotImplementedError):
+            if odd := _unfit(_rebuild(described).model, weights):
+                raise UserError(
+                    f"the network is no longer the one that create_model made: {odd}; to save it as a network of "
+                    "your own, set its recipe to None"
+                )
 
     def write_config(path: Path) -> None:
         # The digest ties the two files together: weights of another save are noticed at loading.
@@ -307,10 +317,17 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Refuse weights of other names or shapes than the model's."""
+    if odd := _unfit(model, weights):
+        raise _UnfitWeightsError(f"{_stranger(path)}: {odd}")
+
+
+def _unfit(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
+    """Where weights have other names or shapes than the model's."""
     has, needs = (
         {name: f"shape {tuple(x.shape)}" for name, x in tensors.items()}
         for tensors in (weights, model.state_dict())
     )
     if wrong := sorted(name for name in has | needs if has.get(name) != needs.get(name)):
         had, needed = (shapes.get(wrong[0], "none") for shapes in (has, needs))
-        raise _UnfitWeightsError(f"{_stranger(path)}: of {wrong[0]} it has {had}, the model {needed}")
+        return f"of {wrong[0]} it has {had}, the model {needed}"
+    return ""

@@ -1,7 +1,8 @@
 """Diffusion and standard classifiers and ensembles behind one interface; nothing downstream asks which it has."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
@@ -71,6 +72,13 @@ class Classifier(nn.Module, ABC):
         `u` (B, draws, numbers) are the uniform numbers to draw noise with, by default fresh ones; `weight` (B,) is
         the weight of each image.
         """
+        if target.shape != (len(image), self.num_classes) or not target.is_floating_point():
+            raise UserError(
+                f"targets must be distributions of shape {(len(image), self.num_classes)}, got {target.dtype} of "
+                f"shape {tuple(target.shape)}: of labels make them by one_hot(labels, {self.num_classes}).float()"
+            )
+        if weight is not None and weight.shape != (len(image),):
+            raise UserError(f"weight must be one number per image, ({len(image)},), got {tuple(weight.shape)}")
         if u is None:
             u = self.random_numbers(len(image)).to(image.device)
         losses = self.losses(image, target, u)
@@ -171,7 +179,7 @@ class DiffusionClassifier(Classifier):
             losses = losses * self.process.label_weight(target, label, t, label_proposal)
         if self.mask:
             losses = torch.where(masked, F.cross_entropy(log_score, target, reduction="none"), losses)
-        return losses.view(len(image), -1).mean(1)
+        return losses.view(len(image), self.draws_per_image).mean(1)
 
     @torch.no_grad()
     def posterior(self, image: Tensor, callback: Callback | None = None, **settings: Any) -> Posterior:
@@ -276,7 +284,7 @@ class StandardClassifier(Classifier):
         model: Any = self.model
         if image.ndim == 2:  # features that were computed earlier
             logits, features = model(image), image
-        elif all(hasattr(model, name) for name in ("forward_features", "forward_head", "get_classifier")):
+        elif _has_features(model):
             x = model.forward_features(image)
             logits = model.forward_head(x)
             features = _pooled(model.forward_head(x, pre_logits=True))
@@ -313,14 +321,15 @@ class Ensemble(Classifier):
 
     numbers_per_draw = 0  # it has no loss
 
-    def __init__(self, members: Sequence[Classifier]) -> None:
-        if not members:
-            raise UserError("an ensemble needs members: give at least one classifier")
+    def __init__(self, members: Iterable[Classifier]) -> None:
+        members = tuple(members)
+        if not members or not all(isinstance(member, Classifier) for member in members):
+            raise UserError("an ensemble needs members: give at least one classifier, and nothing else")
         counts = sorted({member.num_classes for member in members})
         if len(counts) > 1:
             raise UserError(f"the members of an ensemble have {counts} classes: they must have the same ones")
         super().__init__(nn.ModuleList(member.model for member in members), counts[0])
-        self.members = tuple(members)
+        self.members = members
         first = members[0].sampler
         self.sampler = first if all(member.sampler == first for member in members) else None
 
@@ -411,14 +420,25 @@ def _pooled(features: Features) -> Tensor:
     """Features as one vector per image (B, D), in float32 or better: maps by their mean and spread per channel."""
     vectors = []
     for x in map(at_least_float32, (features,) if isinstance(features, Tensor) else features):
-        x = x.flatten(2) if x.dim() > 2 else x.reshape(x.shape[0], -1, 1)  # (B, channels, places)
+        x = x.flatten(2) if x.dim() > 2 else x.reshape(*x.shape, *[1] * (3 - x.dim()))  # (B, channels, places)
         vectors += [x.mean(-1), *([x.std(-1, correction=0)] if x.shape[-1] > 1 else [])]
     return torch.cat(vectors, 1)
+
+
+def _has_features(model: nn.Module) -> bool:
+    """Whether a network has timm's parts, and calling it is calling them: no hook or later `forward` does more."""
+    model = getattr(model, "_orig_mod", model)  # without torch.compile's wrapper
+    parts = ("forward_features", "forward_head")
+    if not all(hasattr(model, name) for name in (*parts, "get_classifier")):
+        return False
+    written = [cls for cls in type(model).__mro__ if "forward" in vars(cls) and cls is not nn.Module]
+    overridden = len(written) > 1 and not any(name in vars(written[0]) for name in parts)
+    return not overridden and not model._forward_hooks and not model._forward_pre_hooks
 
 
 def num_classes_of(model: nn.Module) -> int:
     """The number of classes that a network says it has."""
     num_classes = getattr(model, "num_classes", None)
-    if not isinstance(num_classes, int):
+    if not isinstance(num_classes, Integral) or isinstance(num_classes, bool):
         raise UserError(f"{type(model).__name__} does not say how many classes it has: set its num_classes")
-    return num_classes
+    return int(num_classes)

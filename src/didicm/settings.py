@@ -28,6 +28,7 @@ from didicm.values import (
     Range,
     Settings,
     Workers,
+    field_types,
     override,
     plain,
     renamed,
@@ -188,6 +189,16 @@ class TrainConfig(Settings):
     data_seed: Count | None = None
     run: RunConfig = field(default_factory=RunConfig)
 
+    def __post_init__(self) -> None:
+        for name, kind in field_types(TrainConfig).items():
+            value = getattr(self, name)
+            if isinstance(kind, type) and issubclass(kind, Settings) and isinstance(value, Mapping):
+                raise UserError(
+                    f"{name} as names and values, {value}, would reset the rest of it: use "
+                    f"didicm.settings.override(config, {{{name!r}: ...}}), or load_recipe(..., {name}=...)"
+                )
+        super().__post_init__()
+
     @property
     def image_seed(self) -> int:
         """The seed that chooses the images."""
@@ -202,9 +213,9 @@ def recipes() -> list[str]:
     return sorted({path.stem.removesuffix("-standard") for path in RECIPES.glob("*.yaml")})
 
 
-def load_recipe(name: str, method: str = "diffusion") -> TrainConfig:
-    """Settings of a recipe, with the defaults of what it does not say."""
-    return override(TrainConfig(), read_recipe(name, method), {"method": method})
+def load_recipe(name: str, method: str = "diffusion", **changes: Any) -> TrainConfig:
+    """Settings of a recipe, with the defaults of what it does not say; `changes` are merged, also nested ones."""
+    return override(TrainConfig(), read_recipe(name, method), {"method": method}, changes)
 
 
 def read_recipe(name: str, method: str) -> dict[str, Any]:

@@ -4,9 +4,11 @@ A settings class is a frozen dataclass; its fields may be other such classes, or
 """
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -213,7 +215,7 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
         return {
             coerce(k, parts[0], f"a name in {name}"): coerce(x, parts[1], f"{name}: {k}") for k, x in value.items()
         }
-    elif kind is float and not isinstance(value, bool) and isinstance(value, (int, float, str)):
+    elif kind is float and not isinstance(value, bool) and isinstance(value, (Real, str)):
         try:  # to YAML, 1e-3 is text
             number = float(value)
         except (ValueError, OverflowError):
@@ -222,10 +224,12 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
             return number
     elif kind is Path and isinstance(value, (str, Path)):
         return Path(value)
-    elif kind is int and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) <= MOST:
-            return value
+    elif kind is int and isinstance(value, Integral) and not isinstance(value, bool):
+        if abs(number := int(value)) <= MOST:
+            return number
         raise UserError(f"{name} must be a whole number of at most {len(str(MOST))} digits")
+    elif kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     elif kind in _WORDS and kind is not int and isinstance(value, kind):
         return value
     raise UserError(f"{name} must be {describe(kind)}, got {value!r}")

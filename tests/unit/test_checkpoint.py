@@ -187,6 +187,23 @@ def test_a_network_of_ones_own_is_brought_to_the_loading(tmp_path):
             load(tmp_path / kind, model=Own())
 
 
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    classifier, image = classifiers()["default"]().eval(), torch.randn(2, 3, 28, 28)
+    expected = classifier(image)
+    classifier.model = torch.compile(classifier.model)
+    save(classifier, tmp_path / "compiled")
+    assert torch.equal(load(tmp_path / "compiled").classifier(image), expected)
+    changed = classifiers()["default"]()
+    changed.model.extra = torch.nn.Linear(3, 3)
+    with pytest.raises(UserError, match=r"the one that create_model made: of extra\.bias it has shape"):
+        save(changed, tmp_path / "changed")
+    assert not (tmp_path / "changed").exists()
+    changed.model.recipe = None  # a network of one's own
+    save(changed, tmp_path / "changed")
+    again = load(tmp_path / "changed", model=changed.model).classifier
+    assert torch.equal(again(image), changed.eval()(image))
+
+
 def test_a_model_of_format_1_is_read(tmp_path):
     """As the first version wrote it, in its words."""
     model = create_model("didirn8", **SMALL, parameterization="posterior")

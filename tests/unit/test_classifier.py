@@ -4,6 +4,7 @@ from itertools import product
 import pytest
 import torch
 from timm.loss import BinaryCrossEntropy
+from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 from torch.nn import functional as F
 
@@ -479,3 +480,48 @@ def test_stored_features_give_the_answer_and_the_features_of_their_images():
     assert torch.equal(whole.probs, later.probs)
     assert torch.equal(whole.features, later.features)
     assert later.features.shape == (3, 6)
+
+
+@every
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"target": torch.arange(5)}, r"targets must be distributions of shape \(5, 5\), got torch.int64"),
+        ({"target": torch.eye(5, dtype=torch.int64)}, r"make them by one_hot\(labels, 5\).float\(\)"),
+        ({"weight": torch.ones(5, 1)}, r"weight must be one number per image, \(5,\), got \(5, 1\)"),
+    ],
+    ids=["labels", "whole numbers", "column of weights"],
+)
+def test_what_would_be_broadcast_to_a_wrong_loss_is_refused(kind, change, says):
+    classifier = ALL[kind]()
+    image, target = batch(5)
+    with pytest.raises(UserError, match=says):
+        classifier.loss(image, **{"target": target, **change})
+
+
+@every
+@pytest.mark.filterwarnings("ignore:std")
+def test_no_images_have_no_answers(kind):
+    classifier = ALL[kind]().eval()
+    image, target = batch()
+    assert classifier(image[:0]).shape == (0, 5)
+    u = classifier.random_numbers(0)
+    assert classifier.losses(image[:0], target[:0], u).shape == (0,)
+
+
+def test_a_standard_classifier_answers_as_its_network_does():
+    class Scaled(ResNet):
+        def forward(self, image):
+            return 3 * super().forward(image)
+
+    image, _ = batch(pixels=32)
+    torch.manual_seed(0)
+    network = Scaled(BasicBlock, [1, 1, 1, 1], num_classes=5).eval()
+    plain = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5).eval()
+    hooked = copy.deepcopy(plain)
+    hooked.register_forward_pre_hook(lambda _, given: (given[0] - 1,))
+    with torch.no_grad():
+        for model in (network, plain, hooked):
+            probs = StandardClassifier(model).posterior(image).probs
+            assert torch.allclose(probs, model(image).softmax(-1), atol=1e-6)
+    assert StandardClassifier(plain).posterior(image).features.shape == (4, 512)  # before the head

@@ -1,6 +1,9 @@
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 import pytest
 import yaml
 
@@ -182,3 +185,12 @@ def test_every_setting_has_a_range(name):
             told.append(str(refused.value))
     assert len(told) >= 5
     assert not any("\n" in sentence for sentence in told)
+
+
+def test_a_part_of_a_group_of_settings_is_merged_or_refused():
+    recipe = load_recipe("small")
+    changed = load_recipe("small", data=Path("photos"), optimizer={"lr": np.float32(0.5)}, epochs=np.int64(3))
+    assert changed == override(recipe, {"data": "photos", "optimizer.lr": 0.5, "epochs": 3})
+    assert (type(changed.data), type(changed.epochs), type(changed.optimizer.lr)) == (str, int, float)
+    with pytest.raises(UserError, match=r"optimizer as names and values, \{'lr': 0.5\}, would reset the rest"):
+        replace(recipe, optimizer={"lr": 0.5})

@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
 
 
 def compare(
-    data: str,
+    data: str | Path,
     out: str | Path,
     *,
     methods: Sequence[str] = tuple(METHODS),
@@ -186,8 +186,9 @@ def compare(
         label_noises=label_noises, seeds=seeds, recipe=recipe, settings=settings, tune=tune, holdouts=holdouts,
     )  # fmt: skip
     run_study(
-        study, out, data=data, executor=executor, jobs=jobs, cluster=cluster, command=command, console=console
-    )
+        study, out, data=os.fspath(data),
+        executor=executor, jobs=jobs, cluster=cluster, command=command, console=console,
+    )  # fmt: skip
     return write_report(out)
 
 

@@ -22,7 +22,6 @@ from didicm.training.loop import train
 from didicm.training.state import (
     BEST,
     CONFIG,
-    HELD,
     LAST,
     SNAPSHOTS,
     STATE,
@@ -30,6 +29,7 @@ from didicm.training.state import (
     holds_run,
     load_state,
     resume,
+    run_folder,
 )
 from didicm.training.tracking import METRICS
 from didicm.values import coerce, override, setting_types
@@ -86,13 +86,9 @@ def carry_out(options: TrainOptions, base: TrainConfig, *changes: Mapping[str, A
     A run that exists has settings of its own, which what was stated must not change.
     """
     config = override(base, *changes)
-    if not config.out:
-        raise UserError("no --out: say where the run's directory should be")
-    folder, console = Path(config.out), SafeConsole(soft_wrap=True)
+    folder, console = run_folder(config.out), SafeConsole(soft_wrap=True)
     if holds_run(folder):
         config = resume(folder, override(read_config(folder / CONFIG), *changes), extend=options.extend)
-    elif folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {HELD}):
-        raise UserError(f"{folder} is not empty and holds no run: give another --out")
     if options.dry_run:
         show_plan(config, console)
         return 0

@@ -106,8 +106,7 @@ def to_channels(image: Picture, channels: int) -> Picture:
         return image
     white = 255.0
     if _is_deep(image):
-        highest = np.max([np.asarray(tile).max() for _, tile in tiles(image)])
-        white = white_value(highest, floating=image.mode == "F")
+        white = white_value((np.asarray(tile) for _, tile in tiles(image)), floating=image.mode == "F")
     converted = Image.new(MODES[channels], image.size)
     for place, tile in tiles(image):
         converted.paste(_convert(tile, channels, white), place)

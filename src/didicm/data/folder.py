@@ -25,6 +25,7 @@ from didicm.text import readable
 # The names timm accepts for splits, and `test`. The first that exists is used.
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "eval", "evaluation", "test")
+SCHEMES = {".parquet": "hf", ".tar": "wds"}  # of files that hold images
 
 EXTENSIONS = frozenset((
     ".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
@@ -187,7 +188,7 @@ def open_folder(path: str, index: Path | None = None) -> tuple[ImageSet, ImageSe
             f"{readable(path)!r} does not exist; give a folder of images, hf://, wds://, timm:// or fashion-mini"
         )
     if not root.is_dir():
-        scheme = {".parquet": "hf", ".tar": "wds"}.get(root.suffix.lower())
+        scheme = SCHEMES.get(root.suffix.lower())
         hint = f"write {scheme}://{path}" if scheme else "give the folder with one subfolder per class"
         raise DataError(f"{readable(path)} is a file, not a folder; {hint}")
     folders = _subfolders(root)
@@ -241,6 +242,8 @@ def _open_split(root: Path, index: Path | None) -> ImageSet:
         raise DataError(
             f"the subfolders of {where} hold no images; put the images of each class into its subfolder"
         )
+    if schemes := {SCHEMES[path.suffix] for path in root.iterdir() if path.suffix in SCHEMES}:
+        raise DataError(f"{where} holds no images but files of them; write {min(schemes)}://{where}")
     raise DataError(f"{where} is empty; make one subfolder per class and put the images there")
 
 

@@ -84,8 +84,8 @@ class ImageSet(ABC):
         return None
 
     def select(self, indices: np.ndarray) -> "ImageSet":
-        """Keep some images, in the order given."""
-        return _Selection(self, indices)
+        """Keep some images, in the order given; or those that are marked by true."""
+        return _Selection(self, np.arange(len(self))[indices])
 
 
 class _Selection(ImageSet):

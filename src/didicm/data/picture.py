@@ -18,6 +18,8 @@ from didicm.errors import UserError
 MEMORY = 256 * 2**20  # bytes that decoding one image may take
 DECODERS = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 24}  # bytes per pixel that they hold beside the image
 MOST_CHANNELS = 32
+# Floating-point values up to the first are 0..1, from the second on 0..255; between them they are standardised.
+OVERSHOOT, DIMMEST = 1.5, 8
 NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*")  # not BigTIFF, for files of more than 4 GB
 # Tags of TIFF.
@@ -138,13 +140,23 @@ def decoding_bytes(image: Image.Image) -> int:
     return own + decoder * pixels + tile + converted
 
 
-def white_value(highest: Any, *, floating: bool) -> float:
-    """The value that stands for white in an image of more than 8 bits, by the highest in it."""
+def white_value(planes: Iterable[np.ndarray], *, floating: bool) -> float:
+    """The value that stands for white in channels or parts (H, W) of an image of more than 8 bits."""
+    ends = [(plane.min(), plane.max()) for plane in planes]
+    lowest, highest = np.min([low for low, _ in ends]), np.max([high for _, high in ends])
     if np.isnan(highest):
         raise UserError("some of its pixels are not numbers")
-    if floating:  # by convention 0..1; some programs write 0..255
-        return 1.0 if highest <= 1 else 255.0
-    return 65535.0 if highest <= 65535 else 2.0**31 - 1
+    if not floating:
+        white, fits = 65535.0 if highest <= 65535 else 2.0**31 - 1, lowest >= 0
+    else:  # by convention 0..1; some programs write 0..255, and resizing may overshoot either
+        white = 1.0 if highest <= OVERSHOOT else 255.0
+        fits = lowest >= -max(1, highest) / 2 and not OVERSHOOT < highest < DIMMEST
+    if not fits or highest > OVERSHOOT * white:
+        raise UserError(
+            f"its values, from {lowest:g} to {highest:g}, have no known black and white: save 8-bit pixels, or "
+            "floating-point numbers from 0 to 1"
+        )
+    return white
 
 
 def stored_bytes(image: Image.Image) -> int:
@@ -188,8 +200,8 @@ def _array_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
             f"an array of shape {shape} is not an image: save it as height x width x channels, with at most "
             f"{MOST_CHANNELS} channels"
         )
-    if kind.kind not in "buif" or kind.itemsize > 8:
-        raise UserError(f"an array of {kind} is not an image: save whole or floating-point numbers")
+    if kind.newbyteorder("=") not in (bool, np.uint8, np.uint16, np.float16, np.float32, np.float64):
+        raise UserError(f"an array of {kind} is not an image: save uint8, uint16, or floats from 0 to 1")
     return shape, fortran, kind
 
 
@@ -288,8 +300,8 @@ def _to_8_bits(planes: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     if planes[0].dtype == np.uint8:
         yield from planes
         return
-    highest, kind = np.max([plane.max() for plane in planes]), planes[0].dtype.kind
-    white = 1.0 if kind == "b" else white_value(highest, floating=kind == "f")
+    kind = planes[0].dtype.kind
+    white = 1.0 if kind == "b" else white_value(planes, floating=kind == "f")
     for plane in planes:
         yield np.clip(plane * (255 / white) + 0.5, 0, 255).astype(np.uint8)
 

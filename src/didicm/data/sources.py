@@ -10,6 +10,7 @@ fashion-mini       3,000 small images that ship with this package
 The slashes may be left out.
 """
 
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ class Data:
 
 
 def open_data(
-    uri: str,
+    uri: str | Path,
     *,
     labels: str | None = None,
     group_by: str | None = None,
@@ -71,6 +72,7 @@ def open_data(
     looks at those too. The listing of a large folder is read from the folder `index` where another process kept it
     there (`folder.keep_listings`) and nothing has changed since.
     """
+    uri = os.fspath(uri)
     scheme, place = split_uri(uri)
     if labels is not None:
         if uri == "fashion-mini" or scheme != FOLDER:

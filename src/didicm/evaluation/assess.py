@@ -1,5 +1,6 @@
 """How good a stored model is: `didicm.evaluate`, `didicm.evaluate_shift`, and the labels that it doubts."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +71,16 @@ class TestImages(NamedTuple):
 
 
 def open_test_images(
-    model: AnyModel, data: str, split: str | None, labels: str | None, group_by: str | None, *, calibrated: bool
+    model: AnyModel,
+    data: str | Path,
+    split: str | None,
+    labels: str | None,
+    group_by: str | None,
+    *,
+    calibrated: bool,
 ) -> TestImages:
     """Open images without those that the calibration was fitted on; arguments are those of `evaluate`."""
+    data = os.fspath(data)
     model = model if isinstance(model, StoredModel) else open_model(model)
     images, described = model.images(data, split, labels, group_by)
     notes = note_met(names_of(images), data, model) if split != "train" else []
@@ -87,7 +95,7 @@ def open_test_images(
 
 def evaluate(
     model: str | Path | StoredModel,
-    data: str,
+    data: str | Path,
     *,
     split: str | None = None,
     labels: str | None = None,
@@ -172,7 +180,7 @@ class ShiftEvaluation:
 
 def evaluate_shift(
     model: str | Path | StoredModel,
-    data: str,
+    data: str | Path,
     *,
     split: str | None = None,
     labels: str | None = None,

@@ -48,7 +48,7 @@ class ModelCalibration:
 
 def calibrate(
     model: str | Path | StoredModel,
-    data: str,
+    data: str | Path,
     *,
     labels: str | None = None,
     group_by: str | None = None,
@@ -81,6 +81,7 @@ def calibrate(
     for name, value in (("alpha", alpha), ("fraction", fraction), ("false_alarms", false_alarms)):
         if not 0 < value < 1:
             raise UserError(f"{name} must lie between 0 and 1, got {value}")
+    data = os.fspath(data)
     check_storable(model.place if isinstance(model, StoredModel) else model)
     model = model if isinstance(model, StoredModel) else open_model(model)
     images, described = model.images(data, labels=labels, group_by=group_by)

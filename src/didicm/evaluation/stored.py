@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from didicm.checkpoint import CONFIG, HUB, Checkpoint, load, model_directory, save
 from didicm.classifier import Classifier, Ensemble, Sampler
@@ -83,6 +84,7 @@ class StoredModel:
 
         The training's own table of labels and groups are those of its data, unless others are given.
         """
+        split = coerce(split, Literal["val", "train"] | None, "split")
         trained = self.training
         if trained is not None and not _trains_on(trained, uri, labels):
             trained = None  # other images
@@ -123,6 +125,7 @@ def open_model(
     device: str | torch.device = "auto",
     size: int | None = None,
     sampler: Mapping[str, Any] | None = None,
+    model: nn.Module | None = None,
 ) -> StoredModel:
     """Load a run's best model, a model directory or `hf://owner/name`, to be asked in a certain way.
 
@@ -131,6 +134,7 @@ def open_model(
         device: where it runs; auto takes a GPU if there is one.
         size: pixels, instead of the stored size.
         sampler: fields of `Sampler` to change, for a diffusion classifier.
+        model: your own network, for a model that was saved with one.
     """
     size = coerce(size, Pixels | None, "size")
     if Path(source).suffix == EXPORTED and Path(source).is_file():
@@ -139,7 +143,7 @@ def open_model(
             "it was exported from, or in Python open it by didicm.OnnxPredictor.load"
         )
     place = model_directory(source)
-    checkpoint = load(place)
+    checkpoint = load(place, model=model)
     described = checkpoint.transform or ({"channels": checkpoint.classifier.in_chans} if size else None)
     if described is None:
         raise UserError(f"{place} stores no transform: give a size for its images")
@@ -147,16 +151,17 @@ def open_model(
         transform = EvalTransform.from_dict({**described, "size": size} if size else described)
     except UserError as error:
         raise UserError(f"the transform in {place}/{CONFIG} cannot be used ({error}): restore it") from error
-    if transform.channels != checkpoint.classifier.in_chans:
+    if transform.channels != (channels := checkpoint.classifier.in_chans):
+        remedy = "restore it" if model is None else "set in_chans of your network"
         raise UserError(
-            f"the transform in {place}/{CONFIG} has {transform.channels} channels and the network "
-            f"{checkpoint.classifier.in_chans}: restore it"
+            f"the transform in {place}/{CONFIG} has {transform.channels} channels and the network {channels}: "
+            f"{remedy}"
         )
     # Convolutions are a good deal faster channels-last, on CPUs too.
     checkpoint.classifier.to(find_device(device)).to(memory_format=torch.channels_last).eval()
-    model = StoredModel(place, checkpoint, transform, dict(sampler or {}))
-    _ = model.posterior  # a wrong setting of the sampler shows now
-    return model
+    opened = StoredModel(place, checkpoint, transform, dict(sampler or {}))
+    _ = opened.posterior  # a wrong setting of the sampler shows now
+    return opened
 
 
 def find_device(name: str | torch.device) -> torch.device:

@@ -64,6 +64,9 @@ def compare_study(
     TrainConfig; `settings` are of all trainings, by dotted names; `tune` trials choose learning rate, weight decay
     and epochs of every method under every condition, each judged by `holdouts` draws of held-out images.
     """
+    methods, fractions = (
+        coerce(methods, tuple[str, ...], "methods"), coerce(fractions, tuple[Amount, ...], "fractions")
+    )  # fmt: skip
     for name in methods:
         if name not in METHODS:
             raise UserError(f"--methods has no {name!r}: {did_you_mean(name, METHODS)}")

@@ -109,6 +109,7 @@ def make_adjustment(
     """
     if classes is None and prior is None and taxonomy is None:
         return None
+    classes = coerce(classes, tuple[str, ...] | None, "classes")
     if classes is not None and not classes:
         raise UserError("classes is empty: name those that can occur, or leave it out")
     _check_known(class_names, classes or (), "classes")
@@ -182,15 +183,15 @@ def _ratios(
         name = names[int(images.argmin())]
         raise UserError(f"training had no image of class {name!r}, which no prior can make up for: leave it out")
     seen = images if training_prior.get("balance", "none") == "none" else np.ones(len(images))
-    wanted = images if prior == "training" else _wanted(prior, names, class_names)
+    wanted = images if isinstance(prior, str) and prior == "training" else _wanted(prior, names, class_names)
     return np.asarray(wanted / wanted.max() / seen)
 
 
 def _wanted(prior: Prior, names: Sequence[str], class_names: Sequence[str]) -> npt.NDArray[np.float64]:
     """How frequent classes are here, by their names."""
-    if prior == "uniform":
+    if isinstance(prior, str) and prior == "uniform":
         return np.ones(len(names))
-    if isinstance(prior, str):
+    if not isinstance(prior, Mapping):
         raise UserError(f"prior must be uniform, training, or a frequency for every class, got {prior!r}")
     _check_known(class_names, list(prior), "prior")
     if missing := [name for name in names if name not in prior]:
@@ -203,6 +204,7 @@ def _wanted(prior: Prior, names: Sequence[str], class_names: Sequence[str]) -> n
 def _coarser(taxonomy: Taxonomy, class_names: Sequence[str]) -> dict[str, str]:
     """The coarser name of every class."""
     found: dict[str, str] = {}
+    taxonomy = coerce(taxonomy, Mapping[str, Any], "taxonomy")
     for coarse, members in taxonomy.items():
         if isinstance(members, str) or not isinstance(members, Sequence):
             raise UserError(f"taxonomy: {coarse} must be a list of classes, got {members!r}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from didicm.checkpoint import HUB
@@ -59,6 +59,7 @@ class Predictor(BasePredictor):
         classes: Sequence[str] | None = None,
         prior: Prior | None = None,
         taxonomy: Taxonomy | None = None,
+        model: nn.Module | None = None,
         **sampler: Any,
     ) -> "Predictor":
         """Load a run's best model, a model directory or `hf://owner/name`.
@@ -74,18 +75,20 @@ class Predictor(BasePredictor):
             classes: those that can occur here: the posterior is renormalised to them.
             prior: how frequent each class is here: by name, uniform, or training, which undoes `balance`.
             taxonomy: coarser names and their classes, whose probabilities are summed.
+            model: your own network, for a model that was saved with one.
             sampler: fields of `Sampler` to change, for a diffusion classifier.
         """
-        model = open_model(directory, device=device, size=size, sampler=sampler)
+        stored = open_model(directory, device=device, size=size, sampler=sampler, model=model)
         if optimize or compile:
-            model = optimized(model, compile=compile)
+            stored = optimized(stored, compile=compile)
         calibration, note = None, "calibration left out"
         if calibrated:
-            calibration, note = find_calibration(model.place, model.posterior)
+            calibration, note = find_calibration(stored.place, stored.posterior)
         adjusting: dict[str, Any] = {"classes": classes, "prior": prior, "taxonomy": taxonomy}
-        predictor = cls(model, calibration, conformal=conformal, note=note, **adjusting)
+        predictor = cls(stored, calibration, conformal=conformal, note=note, **adjusting)
         asked = {"calibrated": calibrated, "size": size, "conformal": conformal, "optimize": optimize, **adjusting}
-        predictor.origin = str(model.place), {"device": str(device), "compile": compile, **asked, **sampler}
+        asked |= {"device": str(device), "compile": compile, "model": model, **sampler}
+        predictor.origin = str(stored.place), asked
         predictor.compiled = compile
         return predictor
 
@@ -174,9 +177,12 @@ class Predictor(BasePredictor):
     def _check_shape(self, image: Tensor) -> None:
         transform = self.model.transform
         expected = (transform.channels, transform.size, transform.size)
-        if tuple(image.shape[1:]) != expected:
+        if tuple(image.shape[1:]) != expected or image.dtype != torch.float32:
             shape = ", ".join(map(str, expected))
-            raise UserError(f"a batch must be of shape (B, C, H, W) = (B, {shape}), got {tuple(image.shape)}")
+            raise UserError(
+                f"a batch must be float32 of shape (B, C, H, W) = (B, {shape}), got {image.dtype} of shape "
+                f"{tuple(image.shape)}: make it of what read returns"
+            )
 
     def _outliers(self, posterior: Posterior) -> Outliers | None:
         rule = None if self.calibration is None else self.calibration.outliers

@@ -56,6 +56,7 @@ from didicm.training.state import (
     join_cycles,
     keep,
     resume,
+    run_folder,
 )
 from didicm.training.steps import Steps, make_optimizer, make_scheduler, restore_optimizer
 from didicm.training.tracking import Tracker
@@ -87,7 +88,9 @@ def train(
         on_step: called after every step.
         console: where progress is shown.
     """
-    if holds_run(folder := Path(config.out)):
+    if not isinstance(config, TrainConfig):
+        raise UserError(f"train takes what load_recipe('small', data=...) returns, got {type(config).__name__}")
+    if holds_run(folder := run_folder(config.out)):
         config = resume(folder, config, extend=extend, elsewhere=True)
     check_settings(config)  # before processes are started
     fabric = make_fabric(config.run)

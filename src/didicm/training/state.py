@@ -48,6 +48,17 @@ def holds_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and any((folder / name).exists() for name in (HELD, METRICS, STATE, LAST))
 
 
+def run_folder(out: str) -> Path:
+    """The folder of a run, which holds that run or nothing."""
+    if not out:
+        raise UserError("no --out: say where the run's directory should be")
+    folder = Path(out)
+    others = folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {HELD})
+    if others and not holds_run(folder):
+        raise UserError(f"{folder} is not empty and holds no run: give another --out")
+    return folder
+
+
 def resume(folder: Path, asked: TrainConfig, *, extend: bool = False, elsewhere: bool = False) -> TrainConfig:
     """Settings to go on with, which must be those of the run but for what may change on the way.
 

@@ -118,6 +118,10 @@ def test_broken_bytes_name_the_image():
 
 def test_selection_takes_images_labels_and_names_along():
     images = ArraySet(np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2), np.arange(5), list("abcde"), channels=1)
+    marked = images.select(images.labels == images.labels[2])
+    assert [marked.name(i) for i in range(len(marked))] == [
+        images.name(int(i)) for i in np.flatnonzero(images.labels == images.labels[2])
+    ]
     chosen = images.select(np.array([3, 1]))
     assert chosen.labels.tolist() == [3, 1]
     assert np.asarray(chosen.load(0)).tolist() == [[12, 13], [14, 15]]

@@ -78,7 +78,7 @@ def test_an_array_has_the_pixels_that_were_saved(shape, fortran, tmp_path):
 def test_deep_arrays_are_scaled_by_the_range_of_their_type():
     levels = np.array([0.0, 0.25, 1.0])
     wide = np.tile(levels[:, None, None], (1, 4, 5))
-    for array in (wide, wide * 255, (wide * 65535).astype(np.uint16), (wide * 65535).astype(np.int64), wide > 0.9):
+    for array in (wide, wide * 255, wide * 1.01, (wide * 65535).astype(np.uint16), wide > 0.9):
         found = pixels_of(npy(array), 5)[:, 0, 0]
         assert found.tolist() == [0, 0 if array.dtype == bool else 64, 255] or found[1] in (63, 64)
 
@@ -94,6 +94,10 @@ def test_deep_arrays_are_scaled_by_the_range_of_their_type():
         (npy(np.array([["a"]])), "not an image"),
         (npy(np.array([[{}]]), allow_pickle=True), "not an image"),  # never unpickled
         (npy(np.full((4, 4, 5), np.nan)), "not numbers"),
+        (npy(np.zeros((4, 4, 5), np.int64)), "an array of int64 is not an image: save uint8"),
+        (npy(np.linspace(-0.4, 2.8, 16).reshape(4, 4)), "its values, from -0.4 to 2.8, have no known black"),
+        (npy(np.linspace(-1, 1, 16).reshape(4, 4)), "its values, from -1 to 1, have"),
+        (npy(np.linspace(0, 4095.0, 16).reshape(4, 4)), "its values, from 0 to 4095, have"),
         (npy(np.zeros((8, 8, 5), np.uint8))[:-1], "pixels are missing"),
         (npy(np.zeros((8, 8, 5), np.uint8)).replace(b"(8, 8, 5)", b"(8,8**9,5"), "header of the array is damaged"),
         (npy(np.zeros((4, 4), np.uint8)).replace(b"(4, 4)", b"(99999,99999)")[:200], "MB allowed"),

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from didicm import UserError, save
+from didicm import Predictor, StandardClassifier, UserError, calibrate, evaluate, save
 from didicm.evaluation.calibration import (
     Calibration,
     Conformal,
@@ -147,3 +147,35 @@ def test_a_damaged_calibration_is_named(damage, calibrated):
     path.write_text(damage(json.loads(path.read_text())))
     with pytest.raises(UserError, match=r"calibration.json .*: calibrate again, or leave the calibration out"):
         load_calibration(folder)
+
+
+class Own(torch.nn.Module):
+    """A network of the user's, for grey images."""
+
+    def __init__(self, in_chans=1):
+        super().__init__()
+        self.num_classes, self.in_chans = 2, in_chans
+        self.fc = torch.nn.Linear(8 * 8, 2)
+
+    def forward(self, image):
+        return self.fc(image.flatten(1))
+
+
+def test_a_network_of_ones_own_is_measured_calibrated_and_used(make_folder, tmp_path, picture):
+    data = make_folder(tmp_path / "data", count=20)
+    transform = {"size": 8, "channels": 1, "mean": [0.5], "std": [0.5]}
+    save(StandardClassifier(Own()), tmp_path / "own", class_names=["cat", "dog"], transform=transform)
+    model = open_model(tmp_path / "own", model=Own())
+    assert evaluate(model, data).multiply_adds == 2 * 8 * 8  # a path is as good as its text
+    assert calibrate(model, data).path.exists()
+    predictor = Predictor.load(tmp_path / "own", model=Own())
+    assert predictor.calibration is not None
+    assert predictor(picture()).probs.shape == (2,)
+    with pytest.raises(UserError, match="1 channels and the network 3: set in_chans of your network"):
+        open_model(tmp_path / "own", model=Own(in_chans=3))
+
+
+def test_a_split_that_there_is_not_is_refused(save_model, make_folder, tmp_path):
+    data = make_folder(tmp_path / "data")
+    with pytest.raises(UserError, match="split must be one of val, train or null, got 'test'"):
+        open_model(save_model(tmp_path / "model")).images(str(data), split="test")

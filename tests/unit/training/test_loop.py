@@ -238,3 +238,16 @@ def test_every_recipe_uses_a_gpu_where_there_is_one(name, monkeypatch):
     monkeypatch.setattr("lightning_fabric.accelerators.cuda.num_cuda_devices", lambda: 1)
     settings = override(load_recipe(name), {"run.precision": "32-true"}).run
     assert type(make_fabric(settings).accelerator).__name__ == "CUDAAccelerator"
+
+
+def test_a_run_needs_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no --out: say where"):
+        loop.train(load_recipe("small", data="fashion-mini"))
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text").touch()
+    with pytest.raises(UserError, match="thesis is not empty and holds no run"):
+        loop.train(load_recipe("small", data="fashion-mini", out=tmp_path / "thesis"))
+    with pytest.raises(UserError, match="train takes what load_recipe"):
+        loop.train({"data": "fashion-mini"})
+    assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "text"]
