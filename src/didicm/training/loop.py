@@ -90,7 +90,9 @@ def train(
     """
     if not isinstance(config, TrainConfig):
         raise UserError(f"train takes what load_recipe('small', data=...) returns, got {type(config).__name__}")
-    if holds_run(folder := run_folder(config.out)):
+    # A study's folders hold more than a run, and are its own.
+    folder = run_folder(config.out) if components is None else Path(config.out)
+    if holds_run(folder):
         config = resume(folder, config, extend=extend, elsewhere=True)
     check_settings(config)  # before processes are started
     fabric = make_fabric(config.run)
