@@ -67,6 +67,10 @@ def test_compare_runs_resumes_extends_and_reports(tmp_path, request, works, fail
             ["--data=fashion-mini", "--set=augment.auto_augment=rand-n99999x"],
             "augment does not work with these values",
         ),
+        (["--data=fashion-mini", "--set=fraction=0.1"], "fraction=0.1 does not hold for standard"),
+        (["--data=fashion-mini", "--set=seed=3"], "seeds count from 0 to --seeds"),
+        (["--data=fashion-mini", "--set=run.devices=8"], "--set run.devices: give --devices"),
+        (["--data=fashion-mini", "--set=run.nodes=2"], "run.nodes=2 does not hold for standard"),
         (["--data=fashion-mini", "--resolution=28"], "no option --resolution: did you mean --resolutions?"),
     ],
 )
@@ -84,6 +88,20 @@ def test_images_that_cannot_be_read_are_counted_in_the_verdict(tmp_path, make_fo
         "compare", *asked, "--set=batch_size=4", "--methods=standard", f"--out={tmp_path / 'out'}", "--seeds=1"
     ).out
     assert "Left out, because they cannot be read: 2 images; didicm doctor names them." in shown
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_results_of_other_images_do_not_join(tmp_path, make_folder, works, fails):
+    for split in ("train", "val"):
+        make_folder(tmp_path / "photos" / split, count=12)
+    asked = [f"--data={tmp_path / 'photos'}", "--resolutions=12", "--epochs=1", *TINY[-2:], "--set=batch_size=4"]
+    asked += ["--methods=standard", f"--out={tmp_path / 'out'}"]
+    works("compare", *asked, "--seeds=1")
+    for path in sorted((tmp_path / "photos" / "val").rglob("*.png"))[:13]:
+        path.unlink()
+    says = "photos has 11 test images (12 px, "
+    assert says in fails("compare", *asked, "--seeds=2")
+    assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 1
 
 
 def test_draws_of_held_out_images_are_of_a_search(tmp_path, works, fails):

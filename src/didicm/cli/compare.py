@@ -66,6 +66,8 @@ class StudyOptions:
         """Settings of all trainings."""
         named = {"labels": self.labels, "group_by": self.group_by}
         given = {name: value for name, value in named.items() if value is not None}
+        if "run.devices" in self.set:
+            raise UserError("--set run.devices: give --devices, for each training")
         return {**self.set, **given, "run.devices": self.devices}
 
     @property
@@ -130,7 +132,14 @@ def main(argv: list[str]) -> int:
     elif not options.data:
         raise UserError("no --data: say where the images are")
     elif options.dry_run:
-        show_plan(compare_study(**options.grid), options.out, options, console, data=options.data)
+        show_plan(
+            compare_study(**options.grid),
+            options.out,
+            options,
+            console,
+            data=options.data,
+            settings=options.settings,
+        )
         return 0
     else:
         command = " ".join(["didicm compare", *map(quoted, argv)])
@@ -186,7 +195,7 @@ def compare(
         label_noises=label_noises, seeds=seeds, recipe=recipe, settings=settings, tune=tune, holdouts=holdouts,
     )  # fmt: skip
     run_study(
-        study, out, data=os.fspath(data),
+        study, out, data=os.fspath(data), settings=settings,
         executor=executor, jobs=jobs, cluster=cluster, command=command, console=console,
     )  # fmt: skip
     return write_report(out)

@@ -188,12 +188,16 @@ class Loader:
 
 def check_readable(unreadable: Collection[str], images: int, kind: str) -> None:
     """More than 1 % of a set, or more than a few of a small one, is an error; a sentence names each of them."""
-    limit = max(images // 100, min(10, images // 5), 1)
-    if len(unreadable) > limit:
+    if len(unreadable) > (limit := most_unreadable(images)):
         raise DataError(
             f"{len(unreadable)} of {images} {kind} images cannot be read, more than the {limit} allowed (the "
             f"first: {next(iter(unreadable))}); find them with didicm doctor, and repair or remove them"
         )
+
+
+def most_unreadable(images: int) -> int:
+    """How many images of a set may be unreadable."""
+    return max(images // 100, min(10, images // 5), 1)
 
 
 def make_loader(

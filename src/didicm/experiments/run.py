@@ -4,7 +4,7 @@ What that will take is counted before anything runs: arithmetic, memory and file
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.console import Console
 from didicm.classifier import Ensemble
 from didicm.data import ImageSet
 from didicm.data.folder import keep_listings
+from didicm.data.loader import most_unreadable
 from didicm.errors import UserError
 from didicm.experiments.execute import close_run, prepare, read_result, read_share, write_run
 from didicm.experiments.executors import Executor, make_executor
@@ -37,10 +38,21 @@ from didicm.processes import LOCK, held, interrupted
 from didicm.progress import ProgressDisplay
 from didicm.text import SafeConsole, count
 from didicm.training.build import INDEX, RunComponents, TrainingCost, estimate, training_multiply_adds
+from didicm.values import override
 
 JOBS = "jobs"
 FLOAT = 4  # bytes
 GPU_TFLOPS, CPU_TFLOPS = 50.0, 0.02  # sustained in training by a recent GPU, and by one thread of a CPU
+# What other options than --set decide.
+DECIDED = {
+    "run.devices": "give --devices",
+    "image.size": "give --resolutions, or copy the study's file",
+    "fraction": "give --fractions, or copy the study's file",
+    "label_noise": "give --label-noises, or copy the study's file",
+    "corrupt_train": "give --corruptions, or copy the study's file",
+    "corrupt_eval": "give --corruptions, or copy the study's file",
+    "seed": "seeds count from 0 to --seeds",
+}
 POLL, QUIET = 1.0, 20.0  # seconds between looks at the runs' folders; without a line, where there is no bar
 
 
@@ -87,7 +99,7 @@ def run_study(
 
     stage, left = find_stage()
     for run in {run.kind: run for run in left.values()}.values():  # a mistake shows before anything is written
-        _prepare(run, home / INDEX)
+        _check_same_data(run, *_prepare(run, home / INDEX), out)
     executor_for(left)
     with held(home, command=command):
         keep_listings(home / INDEX)
@@ -176,9 +188,20 @@ def plan_runs(
         same = runs.setdefault(run.key, run)
         if same is not run:
             raise UserError(f"{same.method} and {run.method} have the same settings: leave one of them out")
+    _check_effect(settings or {}, runs.values())
     labels = {key: str(run.method) for key, run in runs.items()}
     described = {f"{run.method}, {run.condition}": run.settings for run in runs.values()}
     return runs, Plan(study, command, data, described, labels, rounds=True)
+
+
+def _check_effect(settings: Mapping[str, Any], runs: Collection[Run]) -> None:
+    """Refuse a setting that methods, conditions, seeds or samplers decide: it would change nothing, or not all."""
+    for name, value in settings.items():
+        for run in runs:
+            sampled = any(name == f"sampler.{key}" for spec in run.samplers for key in spec.settings)
+            if sampled or override(run.config, {name: value}) != run.config:
+                instead = DECIDED.get(name, "leave the method out, or copy the study's file")
+                raise UserError(f"--set {name}={value} does not hold for {run.method}, {run.condition}: {instead}")
 
 
 @dataclass(frozen=True)
@@ -249,6 +272,22 @@ def _forecast(run: Run, components: RunComponents, test_images: int, need: Train
         memory=(need.weights_mb + need.activations_mb) * 2**20,
         disk=FLOAT * (networks * price.parameters + posteriors) + pictures,
     )
+
+
+def _check_same_data(run: Run, components: RunComponents, test: ImageSet, out: Path) -> None:
+    """Refuse to join results of other images: means and differences would be of both."""
+    for result in read_results(out) if run.trial is None else ():
+        alike = result.method == str(run.method) and result.condition == run.condition
+        for what, before, now, fewer in (
+            ("classes", result.num_classes, len(components.class_names), 0),
+            ("test images", result.num_test, len(test), most_unreadable(len(test))),  # counted as they were read
+            ("training images", result.num_train, len(components.train) if alike else result.num_train, 0),
+        ):
+            if not now - fewer <= before <= now:
+                raise UserError(
+                    f"{run.config.data} has {now} {what} ({run.condition}), and had {before} when {out} was "
+                    "begun: restore them, or give another --out"
+                )
 
 
 def _prepare(run: Run, index: Path | None = None) -> tuple[RunComponents, ImageSet]:

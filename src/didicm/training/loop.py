@@ -192,6 +192,7 @@ def _train(
                 # Log
                 numbers = None
                 if read:
+                    losses = [fabric.all_reduce(x, reduce_op="mean") for x in losses]
                     lr, skipped = torch_optimizer.param_groups[0]["lr"], progress.skipped_steps
                     numbers = {"loss": sum(x.item() for x in losses), "gradient_norm": norm.item()}
                     numbers |= {"lr": lr, "skipped_steps": skipped}
