@@ -80,6 +80,7 @@ DATA = {
 }
 AUGMENTED = {"With crops and flips": False, "With strong augmentation": True}  # whether it is strong
 FEW, MANY = 50, 1000  # images per class
+SEEN_BRIEFLY = 20_000  # images in all; the studies see each of so many some ten times
 STRONGLY, BORDER = ", strong augmentation", ", border repeated"
 BORDERS = {"borders-cpu": BORDER, "borders-strong-cpu": STRONGLY + BORDER}
 BROADER = {"strong-breadth-cpu": STRONGLY + BORDER}
@@ -529,16 +530,17 @@ def _on_augmentation(found: Augmented, other: Path) -> Iterator[str]:
     if not found:
         return
     changes, winners = dict[bool, list[float]](), list[str]()  # with many images, and without
-    for (_, condition), means in found.items():
+    for (data, condition), means in found.items():
         nll = {who: values[SCALED_NLL] for who, values in means.items()}
         mixed, cropped = (nll["standard, the best", name] for name in reversed(AUGMENTATIONS))
-        changes.setdefault(condition.fraction >= MANY, []).append(mixed - cropped)
-        if condition.fraction < MANY:
+        many = condition.fraction * (100 if data.startswith("100 classes") else 10) >= SEEN_BRIEFLY
+        changes.setdefault(many, []).append(mixed - cropped)
+        if not many:
             method, augmentation = min(nll, key=nll.__getitem__)
             winners.append(f"{method.partition(',')[0]} with {augmentation}")
     usual = max(set(winners), key=winners.count)
     text = (
-        "- **With some 20 to 250 images per class, augment strongly and train long** (RandAugment, Mixup, "
+        "- **With some hundred to a few thousand images, augment strongly and train long** (RandAugment, Mixup, "
         "CutMix: `didicm train --recipe few --method standard`). For the standard classifier this "
         f"{_moves('the temperature-scaled NLL', changes[False])}, and {usual} has the lowest of the four in the "
         f"[table](#crops-and-flips-or-strong-augmentation) under {winners.count(usual)} of {len(winners)} "
@@ -546,8 +548,8 @@ def _on_augmentation(found: Augmented, other: Path) -> Iterator[str]:
     )
     if True in changes:
         text += (
-            f" With more images, each seen a few times, it {_moves('the NLL', changes[True])}: it takes long "
-            "trainings."
+            f" With 20,000 images and more, each seen some ten times, it {_moves('the NLL', changes[True])}: it "
+            "takes long trainings."
         )
     if (stored := read_study(other)) is not None:
         (plan, rows), raised = stored, 0

@@ -136,6 +136,7 @@ def _named(change: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[tuple[st
         if name in kinds or (parent in kinds and is_mapping(kinds[parent])):
             found.append((name, value))
         elif any(kind.startswith(f"{name}.") for kind in kinds):
+            value = vars(value) if isinstance(value, Settings) else value
             if not isinstance(value, Mapping):
                 raise UserError(f"{name} must be a set of names and values, got {value!r}")
             found += _named({f"{name}.{key}": x for key, x in value.items()}, kinds)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
+from didicm import Sampler
 from didicm.errors import UserError
 from didicm.settings import TrainConfig, load_recipe, read_recipe, read_yaml, recipes, to_yaml
 from didicm.values import Count, Natural, Range, coerce, flatten, is_mapping, override, setting_types
@@ -192,5 +193,6 @@ def test_a_part_of_a_group_of_settings_is_merged_or_refused():
     changed = load_recipe("small", data=Path("photos"), optimizer={"lr": np.float32(0.5)}, epochs=np.int64(3))
     assert changed == override(recipe, {"data": "photos", "optimizer.lr": 0.5, "epochs": 3})
     assert (type(changed.data), type(changed.epochs), type(changed.optimizer.lr)) == (str, int, float)
+    assert load_recipe("small", sampler=Sampler(steps=3)) == replace(recipe, sampler=Sampler(steps=3))
     with pytest.raises(UserError, match=r"optimizer as names and values, \{'lr': 0.5\}, would reset the rest"):
         replace(recipe, optimizer={"lr": 0.5})
