@@ -77,8 +77,8 @@ class Estimate:
 
     @property
     def sign(self) -> int:
-        """-1 or 1 if the interval lies on one side of 0, else 0; equal values tell no spread."""
-        if not self.half or abs(self.mean) <= self.half:
+        """-1 or 1 if the interval lies on one side of 0, else 0; two equal values tell no spread."""
+        if self.half is None or abs(self.mean) <= self.half or (self.n == 2 and not self.half):
             return 0
         return 1 if self.mean > 0 else -1
 
