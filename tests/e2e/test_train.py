@@ -234,6 +234,9 @@ def test_two_processes_with_shares_of_the_weights_end_where_one_does(
     states = [load_state(run) for run in (one, two)]
     assert states[1][0].finished
     assert_same(states[0][1]["model"], states[1][1]["model"], atol=1e-5)
+    logged, shared = ({n["step"]: n["loss"] for n in metrics_of(run) if "loss" in n} for run in (one, two))
+    assert logged.keys() & shared.keys()
+    assert all(shared[step] == pytest.approx(loss, abs=1e-4) for step, loss in logged.items() if step in shared)
     (*_, first, first_left), (*_, second, second_left) = metrics_of(one), metrics_of(two)
     assert second["val/cls/NLL"] == pytest.approx(first["val/cls/NLL"], abs=1e-4)
     assert first_left["unreadable_images"] == second_left["unreadable_images"] == 1  # the other is held out
