@@ -115,6 +115,7 @@ def test_the_other_studies_run_too(name, tmp_path, shrink, works):
         (["main-cpu", "--devices=0"], "--devices must be at least 1"),
         (["main-cpu", "--set=epoch=3"], "no setting 'epoch'"),
         (["training-cpu", "--data=fashion-mini", "--set=epochs=2"], "epochs=2 does not hold for cross-entropy"),
+        (["steps-cpu", "--data=fashion-mini", "--set=sampler={steps: 2}"], "does not hold for"),
         (["steps-cpu", "--data=fashion-mini", "--set=sampler.steps=2"], "sampler.steps=2 does not hold for"),
         (["main-cpu", "--set=optimizer.lr=fast"], "optimizer.lr must be a number, got 'fast'"),
         (["main-cpu", "--set=model_args.parameterization=posterior", "--set=epochs=many"], "epochs must be"),

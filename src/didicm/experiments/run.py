@@ -198,7 +198,7 @@ def _check_effect(settings: Mapping[str, Any], runs: Collection[Run]) -> None:
     """Refuse a setting that methods, conditions, seeds or samplers decide: it would change nothing, or not all."""
     for name, value in settings.items():
         for run in runs:
-            sampled = any(name == f"sampler.{key}" for spec in run.samplers for key in spec.settings)
+            sampled = any(name in ("sampler", f"sampler.{key}") for spec in run.samplers for key in spec.settings)
             if sampled or override(run.config, {name: value}) != run.config:
                 instead = DECIDED.get(name, "leave the method out, or copy the study's file")
                 raise UserError(f"--set {name}={value} does not hold for {run.method}, {run.condition}: {instead}")
