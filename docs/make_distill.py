@@ -3,7 +3,7 @@
 python docs/make_distill.py RUNS
 
 Trains a DiDiCM teacher and a standard classifier on a quarter of fashion-mini, distils the teacher's eight
-augmented steps into its own network and into a standard one, with three seeds, into RUNS; what is there already is
+augmented steps into its own network and into a standard one, with five seeds, into RUNS; what is there already is
 used. Takes about 12 minutes of one core.
 """
 
@@ -17,7 +17,7 @@ from didicm.evaluation.stored import open_model
 from didicm.files import to_json, write_files
 
 FOLDER = Path(__file__).parent / "results" / "distill"
-DATA, SEEDS = "fashion-mini", range(3)
+DATA, SEEDS = "fashion-mini", range(5)
 SETTINGS = ["--image.size=14", "--batch-size=50", "--run.validate-epochs=120", "--epochs=60"]
 TEACHER = {"method": "cp", "steps": 8, "views": 8}
 ASKED = {  # name: run, sampler

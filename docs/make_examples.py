@@ -46,6 +46,7 @@ from didicm.evaluation.metrics import MEANINGS, MEANS
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = {"results.md", "reliability.md", "speed.md"}  # by scripts of their own
+RESULTS = ROOT / "docs" / "results"  # which are generated, too
 START = ROOT / "docs" / "start.md"
 PICTURES = {"trajectory.png": ROOT / "docs" / "assets" / "trajectory.png"}  # that a page makes and shows
 REPORT, REPORT_PICTURE = "runs/compare/report.html", ROOT / "docs" / "assets" / "report.png"  # answers/method.md
@@ -91,7 +92,8 @@ class Block:
 def pages() -> list[Path]:
     """README.md, and the pages that are written by hand."""
     found = sorted((ROOT / "docs").rglob("*.md"))
-    return [ROOT / "README.md", *(path for path in found if path.name not in GENERATED)]
+    written = (path for path in found if path.name not in GENERATED and RESULTS not in path.parents)
+    return [ROOT / "README.md", *written]
 
 
 def read_blocks(text: str) -> list[Block]:

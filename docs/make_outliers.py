@@ -12,17 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from make_shift import METHODS, SEEDS, trained
 from PIL import Image, ImageFilter
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+import didicm
 from didicm.data import ImageSet, open_data
 from didicm.evaluation.outliers import fit_outliers
 from didicm.evaluation.stored import StoredModel, open_model
 from didicm.files import to_json, write_files
+from didicm.settings import load_recipe
+from didicm.values import override
 
 FOLDER = Path(__file__).parent / "results" / "outliers"
+SEEDS, METHODS = (0, 1, 2), ("diffusion", "standard")
 MOST = 1000  # images of each kind
 NEIGHBOURS = 10
 
@@ -49,6 +52,14 @@ def main() -> None:
                 told = {"data": name, "method": method, "seed": seed, "auroc": found}
                 write_files(FOLDER, {f"{out.name}.json": to_json(told)})
                 print(json.dumps(told))
+
+
+def trained(out: Path, method: str, seed: int, settings: dict[str, object]) -> Path:
+    """The model of a quick training, unless that is done; best/ was chosen by the images that are measured on."""
+    if not (out / "last").is_dir():
+        asked = {"epochs": 10, "run.validate_epochs": 10, **settings, "seed": seed, "out": str(out)}
+        didicm.train(override(load_recipe("small", method), asked))
+    return out / "last"
 
 
 def some(images: ImageSet | None) -> list[Image.Image]:

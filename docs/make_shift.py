@@ -1,10 +1,10 @@
-"""Measure what worse images do to a model; docs/make_results.py makes the table.
+"""Measure what worse images do to a model; docs/make_results.py makes the page.
 
-python docs/make_shift.py RUNS
+python docs/make_shift.py STUDIES
 
-Trains the small recipe on fashion-mini for ten epochs, with three seeds, into RUNS (docs/make_outliers.py takes
-the same runs); what is there already is used. Half of the validation images calibrate, the others are measured on,
-clean and under every corruption at every severity. Takes about 10 minutes of one core.
+STUDIES is the --out of studies fashion-cpu and strong-fashion-cpu, whose models at 14 px are measured. Half of the
+validation images calibrate, the others are measured on, clean and under every corruption at every severity. Takes
+about ten minutes of one core.
 """
 
 import json
@@ -12,35 +12,33 @@ import sys
 from pathlib import Path
 
 import didicm
-from didicm.files import to_json, write_files
-from didicm.settings import load_recipe
-from didicm.values import override
+from didicm.evaluation.stored import open_model
+from didicm.experiments.results import read_results
+from didicm.experiments.spec import ONE_CALL
+from didicm.files import write_files
 
 FOLDER = Path(__file__).parent / "results" / "shift"
-DATA, SEEDS, METHODS = "fashion-mini", (0, 1, 2), ("diffusion", "standard")
+DATA, SIZE = "fashion-mini", 14
+AUGMENTATIONS = {"fashion-cpu": "crops and flips", "strong-fashion-cpu": "strong augmentation"}
 
 
-def main(runs: Path) -> None:
-    """Train what is missing, measure, and store the numbers of each run."""
-    for method in METHODS:
-        for seed in SEEDS:
-            model = trained(runs / f"fashion-{method}-{seed}", method, seed, {"data": DATA})
-            didicm.calibrate(model, DATA)
-            found = didicm.evaluate_shift(model, DATA)
-            levels = [
-                {name: float(f"{x:.6g}") for name, x in level.items()} for level in (found.clean, *found.mean)
-            ]
-            told = {"method": method, "seed": seed, "images": found.num_images, "by_severity": levels}
-            write_files(FOLDER, {f"{method}-{seed}.json": to_json(told)})
-            print(json.dumps(told))
-
-
-def trained(out: Path, method: str, seed: int, settings: dict[str, object]) -> Path:
-    """The model of a quick training, unless that is done; best/ was chosen by the images that are measured on."""
-    if not (out / "last").is_dir():
-        asked = {"epochs": 10, "run.validate_epochs": 10, **settings, "seed": seed, "out": str(out)}
-        didicm.train(override(load_recipe("small", method), asked))
-    return out / "last"
+def main(studies: Path) -> None:
+    """Measure every model by one call, and store a line of numbers for each."""
+    lines = []
+    for study, augmentation in AUGMENTATIONS.items():
+        for result in sorted(read_results(studies / study), key=lambda result: result.key):
+            if result.condition.resolution != SIZE:
+                continue
+            one_call = next(found.settings for found in result.measurements if found.sampler == ONE_CALL)
+            place = studies / "runs" / result.key / "last"
+            didicm.calibrate(open_model(place, sampler=one_call), DATA)
+            found = didicm.evaluate_shift(open_model(place, sampler=one_call), DATA)
+            levels = ({name: float(f"{x:.5g}") for name, x in y.items()} for y in (found.clean, *found.mean))
+            told = {"method": result.method.partition(",")[0], "augmentation": augmentation}
+            told |= {"fraction": int(result.condition.fraction), "seed": result.seed, "images": found.num_images}
+            lines.append(json.dumps({**told, "by_severity": list(levels)}))
+            print(lines[-1])
+    write_files(FOLDER, {"models.jsonl": "\n".join([*lines, ""])})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ GIVEN = (
     "ensembles-cpu",
     "training-cpu",
     "training-short-cpu",
-    "ensembles-labels-cpu",
     "breadth-cpu",
     "classes-cpu",
     "strong-cpu",
@@ -42,6 +41,7 @@ GIVEN = (
     "holdouts-cpu",
     "parameterization-cpu",
 )  # on images that do not ship
+SHIPPED = ("recipe-cpu", "lamb-cpu", "noise-cpu", "fashion-cpu", "strong-fashion-cpu")  # on the bundled images
 SMALL = {
     "name": "mine",
     "title": "A study",
@@ -65,7 +65,7 @@ def keys(name, method):
 def test_every_study_has_both_forms():
     names = ("main", "selection", "sizes", "efficiency", "solvers", "schedules", "objectives", "released", "stems")
     both = {f"{name}-{form}" for name in names for form in ("cpu", "imagenet")}
-    assert set(list_studies()) == {*both, *GIVEN, "recipe-cpu", "lamb-cpu", "noise-cpu", "ensembles-noise-cpu"}
+    assert set(list_studies()) == {*both, *GIVEN, *SHIPPED}
 
 
 @pytest.mark.parametrize("name", list_studies())

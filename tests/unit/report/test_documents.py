@@ -1,7 +1,9 @@
 """The published page says what the stored results say."""
 
 import importlib
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,17 +43,31 @@ def maker():
         yield importlib.import_module("make_results")
 
 
-def test_no_number_of_the_results_page_was_typed_in(maker, tmp_path, monkeypatch):
-    for module in (figures, maker):  # the text is what counts, and the plots of all studies take longer than it
+@pytest.fixture(scope="module")
+def plots(maker):
+    return sys.modules["plots"]
+
+
+def test_no_number_of_the_pages_of_results_was_typed_in(maker, plots, monkeypatch):
+    for module in (figures, plots):  # the text is what counts, and the plots of all studies take longer than it
         monkeypatch.setattr(module, "make_axes", lambda count, *_, **__: (Undrawn(), [Undrawn()] * count))
-    stored = {path.relative_to(DOCS / "results") for path in (DOCS / "results").rglob("*.*")}
-    drawings = {path for path in stored if path.suffix == ".svg"}
-    assert drawings
-    for path in stored - drawings:
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        shutil.copy(DOCS / "results" / path, tmp_path / path)
-    assert maker.write_page(tmp_path) == (DOCS / "results.md").read_text(encoding="utf-8")
-    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*.svg")} == drawings
+    made = maker.write_pages()
+    drawings = {path.relative_to(DOCS).as_posix() for path in (DOCS / "results").rglob("*.svg")}
+    assert {path for path in made if path.endswith(".svg")} == drawings
+    stored = {path.relative_to(DOCS).as_posix() for path in (DOCS / "results").rglob("*.md")}
+    assert made.keys() - drawings == {"results.md", *stored}
+    for path in made.keys() - drawings:
+        assert made[path] == (DOCS / path).read_text(encoding="utf-8"), path
+
+
+def test_every_question_has_a_figure_and_a_table():
+    _, *sections = re.split(r"^## \d\. ", (DOCS / "results.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(sections) == 7
+    for section in sections:
+        answer = section.partition("\n## ")[0]
+        assert re.search(r"^\*\*", answer, re.MULTILINE), answer  # a plain sentence
+        assert re.search(r"^!\[.+\]\(.+\.svg\)$", answer, re.MULTILINE), answer
+        assert "|---|" in answer or "README.md)" in answer
 
 
 def test_no_number_of_the_readme_was_typed_in(maker):

@@ -1,0 +1,175 @@
+"""DiDiCM beside the best standard classifier of the same price, under every condition of the studies."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from didicm.experiments.results import Plan, read_plan, read_results
+from didicm.experiments.spec import ONE_CALL, Condition
+from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, rows_of
+
+FOLDER = Path(__file__).parent / "results"
+RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is compared
+BRIER, ECE = Metric("cls/Brier"), Metric("cal/ECE")
+ADVISED = (TOP1, NLL, SCALED_NLL, BRIER, Metric("cls/Brier", scaled=True))
+CROPS, STRONG = "crops and flips", "strong augmentation"
+# Studies in which every method chose its own length. Of a condition that several have, the first is taken.
+TUNED = {
+    CROPS: ("holdouts-cpu", "borders-cpu", "breadth-cpu", "classes-cpu", "labels-cpu", "noise-cpu", "fashion-cpu"),
+    STRONG: (
+        "borders-strong-cpu",
+        "strong-breadth-cpu",
+        "strong-many-cpu",
+        "strong-classes-cpu",
+        "strong-labels-cpu",
+        "strong-fashion-cpu",
+    ),
+}
+VIEWED = ("ensembles-cpu", "labels-cpu", "noise-cpu")  # with several augmented views of each image, too
+BLACK = "black"  # how variants end that say what the border is worth
+DATA = {
+    "hf://cifar10": "CIFAR-10",
+    "cifar10n": "CIFAR-10",
+    "hf://tiny100": "100 classes of Tiny-ImageNet",
+    "fashion-mini": "Fashion-MNIST",
+}
+PEOPLE = {  # tables of labels of the studies labels-cpu and strong-labels-cpu
+    "labels of aggre.csv": "labels of people, 9 % wrong",
+    "labels of random1.csv": "labels of people, 17 % wrong",
+    "labels of worse.csv": "labels of people, 40 % wrong",
+}
+FEW, MANY = 50, 1000  # images per class
+ALIKE = 1.3  # times the multiply-adds of the standard classifier, at most, are the same price
+
+
+@cache
+def read_study(name: str) -> tuple[Plan, Rows] | None:
+    """A study that was taken over, if it was; several pages tell of the same one."""
+    plan = read_plan(FOLDER / name)
+    return None if plan is None else (plan, rows_of(read_results(FOLDER / name), plan.study))
+
+
+def link(name: str, text: str = "study") -> str:
+    """A link from the results page to the page of a study."""
+    return f"[{text}](results/{name}/README.md)"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A metric of DiDiCM beside the best standard classifier's."""
+
+    ours: float
+    theirs: float
+    difference: Estimate  # paired by seed
+    sign: int  # 1 or -1 where DiDiCM is better or worse beyond noise
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An answer of DiDiCM under one condition."""
+
+    study: str
+    augmentation: str
+    data: str
+    condition: Condition
+    entry: Entry
+    best: Entry  # of the standard classifiers, by temperature-scaled NLL
+    shows_black: bool  # where images are shifted in training; else their border is repeated
+    gaps: dict[Metric, Gap]
+    by_temperature: float  # what it adds to the NLL of the best
+    inference: float  # multiply-adds relative to those of the best
+    training: float | None
+
+    @property
+    def place(self) -> str:
+        """Data and condition in words."""
+        return place_of(self.data, self.condition)
+
+    @property
+    def ahead(self) -> int:
+        """1, 0 or -1: by temperature-scaled NLL, and where that is level by top-1."""
+        return self.gaps[SCALED_NLL].sign or self.gaps[TOP1].sign
+
+    @property
+    def images(self) -> float:
+        """For training, of all classes."""
+        return self.condition.fraction * (100 if self.data.startswith("100 ") else 10)
+
+    @property
+    def wrong_labels(self) -> bool:
+        """Whether training labels are wrong."""
+        return bool(self.condition.noise)
+
+
+def place_of(data: str, condition: Condition) -> str:
+    """A condition in words, labels by what they are instead of the name of their table."""
+    return f"{data}, {condition}".replace(condition.noise, PEOPLE.get(condition.noise, condition.noise))
+
+
+def compare_all(views: bool = False) -> list[Compared]:
+    """DiDiCM under every condition of the tuned studies, each once for each augmentation."""
+    found: dict[tuple[str, str, str], Compared] = {}
+    for augmentation, names in {CROPS: VIEWED}.items() if views else TUNED.items():
+        for name in names:
+            if (stored := read_study(name)) is None:
+                continue
+            plan, rows = stored
+            kept = Rows(r for r in rows if (r.views > 1) == views and not r.method.variant.endswith(BLACK))
+            for x in _compare(plan, augmentation, kept):
+                found.setdefault((augmentation, x.place, x.entry.sampler), x)
+    data = list(dict.fromkeys(DATA.values()))
+
+    def order(x: Compared) -> tuple[float, ...]:
+        return x.wrong_labels, data.index(x.data), -x.condition.resolution, -x.condition.fraction
+
+    return sorted(found.values(), key=order)
+
+
+def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
+    for condition in rows.conditions():
+        here = rows.select(condition=condition)
+        theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
+        price = min((here.select(e)[0].measured.multiply_adds for e in theirs), default=0)
+        theirs = [e for e in theirs if here.select(e)[0].measured.multiply_adds <= ALIKE * price]
+        for ours in (e for e in here.entries() if e.method.variant == RECOMMENDED and theirs):
+            gaps = {}
+            for metric in (*ADVISED, ECE):
+                best = max(theirs, key=lambda e: metric.sign * here.select(e).estimate(metric).mean)
+                difference = here.select(ours).minus(here.select(best), metric)
+                means = (here.select(e).estimate(metric).mean for e in (ours, best))
+                gaps[metric] = Gap(*means, difference, difference.sign * metric.sign)
+            best = min(theirs, key=lambda e: here.select(e).estimate(SCALED_NLL).mean)
+            costs = [here.select(e).training_cost() for e in (ours, best)]
+            nll, scaled = (here.select(best).estimate(m).mean for m in (NLL, SCALED_NLL))
+            settings = next(x for name, x in plan.settings.items() if name.startswith(f"{ours.method}, "))
+            yield Compared(
+                plan.study.name,
+                augmentation,
+                DATA[plan.data],
+                condition,
+                ours,
+                best,
+                settings.get("augment.pad_mode", BLACK) == BLACK,  # as all did before it was a setting
+                gaps,
+                scaled - nll,
+                here.cost_ratio(ours, best),
+                costs[0] / costs[1] if all(costs) else None,
+            )
+
+
+def one_call(found: list[Compared]) -> list[Compared]:
+    """The answers that cost what the standard classifier's does."""
+    return [x for x in found if x.entry.sampler == ONE_CALL]
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """The smallest and the largest of some numbers."""
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def signed(values: list[float]) -> str:
+    """The lowest and the highest of some differences."""
+    low, high = (f"{x:+.3f}".replace("-", MINUS) for x in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,430 @@
+"""The questions of the results page: each has a plain sentence, a figure and a table, from stored results."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+
+from compared import (
+    DATA,
+    ECE,
+    FOLDER,
+    RECOMMENDED,
+    STRONG,
+    TUNED,
+    Compared,
+    link,
+    place_of,
+    read_study,
+    signed,
+    spread,
+)
+from measured import SHIFTED, Line, mean_and_spread, read_json, read_lines, same_entry
+from plots import Files, draw_dots, draw_gaps
+
+from didicm.evaluation.intervals import seed_interval
+from didicm.experiments.results import read_trials
+from didicm.experiments.spec import ONE_CALL, Condition
+from didicm.experiments.tune import combine
+from didicm.report.records import NLL, SCALED_NLL, TOP1, Rows
+from didicm.report.verdict import worth
+from didicm.text import count
+
+ANSWERS = {  # variant of the standard classifier or of DiDiCM, and the sampler if it matters
+    "standard": (True, "", ONE_CALL),
+    "labels not smoothed": (True, "labels not smoothed", ONE_CALL),
+    "generalised cross-entropy": (True, "generalised cross-entropy", ONE_CALL),
+    "SWA": (True, "SWA", ONE_CALL),
+    "4 snapshots": (True, "snapshots", ""),
+    "8 views": (True, "", "8 views"),
+    "ensemble of 4": (True, "ensemble", "4 members"),
+    "DiDiCM": (False, RECOMMENDED, ONE_CALL),
+    "DiDiCM, 8 steps": (False, RECOMMENDED, "8 steps"),
+    "DiDiCM, 8 augmented steps": (False, RECOMMENDED, "8 augmented steps"),
+    "DiDiCM, 8 views": (False, RECOMMENDED, "8 views"),
+}
+PEOPLE = ("standard", "standard, smoothed labels", "DiDiCM, ResNet blocks")
+STEPS = {"steps-cpu": "10 classes", "steps-classes-cpu": "100 classes"}
+AUGMENTED = "argmin, augmented steps"
+SHORTER = ("argmin", AUGMENTED)
+SAMPLERS = (*SHORTER, "argmax", "sample", "CL, 1 chain", "CL, 16 chains", "CL, 64 chains")
+LENGTHS = {"training-short-cpu": "a quarter of the training", "training-cpu": "all of it"}
+TEACHER, PLAIN = "teacher, 8 augmented steps", "standard classifier"
+NEAR = 0.01  # of the teacher's NLL, the aim of distillation
+
+
+@dataclass(frozen=True)
+class Place:
+    """What was measured under one condition: rows of every answer, and the NLL, T of so many ensemble members."""
+
+    name: str
+    condition: Condition
+    answers: dict[str, Rows]
+    members: dict[int, float]
+
+    @property
+    def short(self) -> str:
+        """The name, without what places with wrong labels have in common."""
+        return self.name.replace(
+            f"{self.condition.resolution} px, {self.condition.fraction} images per class, ", ""
+        )
+
+    def nll(self, answer: str) -> float:
+        """Temperature-scaled, the mean over seeds."""
+        return self.answers[answer].estimate(SCALED_NLL).mean
+
+    def price(self, answer: str) -> float:
+        """Multiply-adds relative to one call of the standard classifier."""
+        ours, one = (self.answers[name][0].measured.multiply_adds for name in (answer, "standard"))
+        return ours / one
+
+
+def read_places(*studies: str) -> Iterator[Place]:
+    """Every condition of some studies."""
+    for plan, rows in (study for name in studies if (study := read_study(name))):
+        for condition in rows.conditions():
+            here, answers, members = rows.select(condition=condition), dict[str, Rows](), dict[int, list[float]]()
+            for row, (name, (baseline, variant, sampler)) in product(here, ANSWERS.items()):
+                same = (row.method.baseline, row.method.variant) == (baseline, variant)
+                if same and (
+                    row.entry.sampler == sampler or (not sampler and row.measured.posteriors is not None)
+                ):
+                    answers.setdefault(name, Rows()).append(row)
+            for row in (row for row in here if row.method.members > 1):
+                members.setdefault(int(row.measured.calls), []).append(row.value(SCALED_NLL))
+            curve = {n: fmean(values) for n, values in sorted(members.items())}
+            yield Place(place_of(DATA[plan.data], condition), condition, answers, curve)
+
+
+def _counted(found: list[Compared]) -> str:
+    """Under how many conditions DiDiCM is ahead, level and behind, by augmentation."""
+    told = []
+    for augmentation in TUNED:
+        ahead = [x.ahead for x in found if x.augmentation == augmentation]
+        counts = zip(("ahead", "level", "behind"), (1, 0, -1), strict=True)
+        told.append(
+            f"{', '.join(f'{word} under {ahead.count(sign)}' for word, sign in counts)} with {augmentation}"
+        )
+    return "; ".join(told)
+
+
+def on_peaks(files: Files, asked: list[Compared]) -> Iterator[str]:
+    """Who is ahead, each method with its own length."""
+    by_place: dict[str, dict[str, Compared]] = {}
+    for x in asked:
+        by_place.setdefault(x.place, {})[x.augmentation] = x
+    yield f"**DiDiCM is {_counted(asked)}**, by NLL, T, and where that is level by top-1.\n"
+    yield draw_gaps(files, asked)
+    lowest = [
+        min((getattr(x.gaps[SCALED_NLL], side), a, side) for a, x in found.items() for side in ("ours", "theirs"))
+        for found in by_place.values()
+        if len(found) == len(TUNED)
+    ]
+    yield (
+        f"- **Who has the higher peak?** Of {count(len(lowest), 'condition')} with both augmentations, the lowest "
+        "NLL, T of all four answers is one with strong augmentation under "
+        f"{sum(a == STRONG for _, a, _ in lowest)}, and one of DiDiCM under "
+        f"{sum(side == 'ours' for *_, side in lowest)}."
+    )
+    yield _without_tuning(asked)
+    signs = [x.gaps[ECE].sign for x in asked]
+    yield (
+        "- **Who is better calibrated as trained?** The ECE of DiDiCM is lower than that of any standard "
+        f"classifier in {signs.count(1)} of {len(asked)} comparisons, higher in {signs.count(-1)}, and level in "
+        "the others.\n"
+    )
+    yield "Top-1 in per cent and NLL, T, means over seeds; in bold the lowest NLL, T of a row.\n"
+    sides = list(product(TUNED, ("theirs", "ours")))
+    heads = [f"{'DiDiCM' if side == 'ours' else 'standard'}, {a}" for a, side in sides]
+    yield f"| | {' | '.join(heads)} |"
+    yield "|---|" + "---:|" * len(sides)
+    for place, found in by_place.items():
+        gaps = [(found[a].gaps, side) if a in found else None for a, side in sides]
+        values = [g and tuple(getattr(g[0][metric], g[1]) for metric in (TOP1, SCALED_NLL)) for g in gaps]
+        best = min(value[1] for value in values if value)
+        cells = ["" if v is None else _pair(*v, bold=v[1] == best) for v in values]
+        signs = [" †" if a in found and found[a].shows_black else "" for a, _ in sides]
+        yield f"| {place} | {' | '.join(map(''.join, zip(cells, signs, strict=True)))} |"
+    yield (
+        "\n† Where images are shifted in training, black comes into view; elsewhere the border is repeated. All "
+        "metrics, several views, and the study of each: [condition by condition](results/conditions.md).\n"
+    )
+
+
+def _pair(top1: float, nll: float, *, bold: bool = False) -> str:
+    stars = "**" if bold else ""
+    return f"{TOP1.text(top1)} / {stars}{nll:.3f}{stars}"
+
+
+def _without_tuning(asked: list[Compared]) -> str:
+    """Who is ahead before anything is chosen, and whether the choice had a longer training to choose."""
+    ahead, conditions, longest = 0, 0, {"DiDiCM": 0, "the standard classifier": 0}
+    for x in asked:
+        trials = [t for t in combine(read_trials(FOLDER / x.study)) if t.condition == x.condition and t.metrics]
+        sides = [[t for t in trials if t.method == str(entry.method)] for entry in (x.entry, x.best)]
+        if all(sides):
+            conditions += 1
+            first = [next(t.metrics[NLL.name] for t in side if t.number == 0) for side in sides]
+            ahead += first[0] < first[1]
+            for name, side in zip(longest, sides, strict=True):
+                best = min(side, key=lambda trial: trial.metrics[NLL.name])
+                longest[name] += best.settings["epochs"] == max(t.settings["epochs"] for t in side)
+    told = " and ".join(f"for {name} under {found}" for name, found in longest.items())
+    return (
+        "- **Who is better without tuning?** At the length that a study gives to all its methods, DiDiCM has the "
+        f"lower NLL on held-out images under {ahead} of {conditions} (one training each). The longest training "
+        f"that was tried was the best {told}, so more may be better for both."
+    )
+
+
+def on_wrong_labels(files: Files, asked: list[Compared]) -> Iterator[str]:
+    """Labels that people gave, and labels redrawn; all answers, whatever they cost."""
+    wrong = [x for x in asked if x.wrong_labels]
+    strong = {x.place: x for x in wrong if x.augmentation == STRONG}
+    places = [place for place in read_places("labels-cpu", "noise-cpu") if place.condition.noise]
+    changes: dict[str, list[float]] = {}
+    for place in places:
+        for name in place.answers.keys() - {"standard"}:
+            changes.setdefault(name, []).append(place.nll(name) - place.nll("standard"))
+        if place.name in strong:
+            gap = strong[place.name].gaps[SCALED_NLL].theirs - place.nll("standard")
+            changes.setdefault("strong augmentation", []).append(gap)
+    order = sorted(changes, key=lambda name: fmean(changes[name]))
+    told = "; ".join(f"{signed(changes[name])} ({name})" for name in order)
+    yield f"**With wrong labels, DiDiCM is {_counted(wrong)}; most is gained by {order[0]}.**"
+    yield f"Beside one call of the standard classifier, NLL, T changes by {told}.\n"
+    points = {p.short: {name: rows.values(SCALED_NLL) for name, rows in p.answers.items()} for p in places}
+    yield draw_dots(files, "results/wrong-labels.svg", "NLL, T with wrong labels", points)
+    yield from _write_answers([*places, *read_places("ensembles-cpu")], strong)
+    studies = {
+        "labels-cpu": "labels that people gave",
+        "strong-labels-cpu": "the same with strong augmentation",
+        "noise-cpu": "labels redrawn at random",
+        "ensembles-cpu": "right labels",
+    }
+    yield f"Studies: {', '.join(link(name, text) for name, text in studies.items())}.\n"
+
+
+def _write_answers(places: list[Place], strong: dict[str, Compared]) -> Iterator[str]:
+    """Top-1 and NLL, T of every answer under every condition, what it costs, and what one call is worth."""
+    yield (
+        "Top-1 in per cent and NLL, T, means over seeds; inference: multiply-adds relative to one call of the "
+        "standard classifier. Labels are smoothed unless said otherwise.\n"
+    )
+    yield f"| | {' | '.join(place.short for place in places)} | inference |"
+    yield "|---|" + "---:|" * (len(places) + 1)
+    for name in (name for name in ANSWERS if any(name in place.answers for place in places)):
+        rows = [place.answers.get(name) for place in places]
+        cells = ["" if x is None else _pair(x.estimate(TOP1).mean, x.estimate(SCALED_NLL).mean) for x in rows]
+        yield f"| {name} | {' | '.join(cells)} | {spread([p.price(name) for p in places if name in p.answers])} |"
+    for who, side in (("standard", "theirs"), ("DiDiCM", "ours")):
+        gaps = [strong[p.name].gaps if p.name in strong else None for p in places]
+        cells = ["" if g is None else _pair(getattr(g[TOP1], side), getattr(g[SCALED_NLL], side)) for g in gaps]
+        costs = [1.0 if side == "theirs" else x.inference for x in strong.values()]
+        yield f"| {who}, strong augmentation | {' | '.join(cells)} | {spread(costs)} |"
+    worths = [worth(place.nll("DiDiCM"), place.members) if place.members else None for place in places]
+    cells = ["" if x is None else _members(x) for x in worths]
+    yield f"| *members of an ensemble that DiDiCM is worth* | {' | '.join(cells)} | |\n"
+
+
+def _members(value: float) -> str:
+    return "less than 1" if value < 1 else "more than all" if math.isinf(value) else f"{value:.1f}"
+
+
+def on_people(files: Files) -> Iterator[str]:
+    """How far posteriors are from those of some 50 people per image."""
+    lines = sorted((line for line in read_lines("human") if line["method"] in PEOPLE), key=_informative)
+    points: dict[str, dict[str, list[float]]] = {}
+    for (condition, method, sampler), same in same_entry(lines).items():
+        values = [x["temperature"]["divergence"] for x in same]
+        points.setdefault(condition, {})[f"{method}, {sampler}"] = values
+    told = []
+    for sampler in (ONE_CALL, "8 views"):
+        gaps = []
+        for found in points.values():
+            means = {name: fmean(values) for name, values in found.items() if name.endswith(sampler)}
+            ours, theirs = (
+                [x for n, x in means.items() if n.startswith("DiDiCM") == own] for own in (True, False)
+            )
+            gaps += [min(ours) - min(theirs)] if ours and theirs else []
+        lower = sum(gap < 0 for gap in gaps)
+        told.append(f"by {signed(gaps)} with {sampler} (lower under {lower} of {len(gaps)} conditions)")
+    known = [fmean(x["as trained"]["rank correlation"] for x in same) for same in same_entry(lines).values()]
+    yield (
+        "**DiDiCM's divergence from the labels of some 50 people differs from the best standard classifier's "
+        f"{' and '.join(told)}; neither is unsure where people disagree.**"
+    )
+    yield (
+        f"The rank correlation of the entropies is at most {max(known):.2f}: people saw the images in full size, "
+        "the networks a few pixels of them.\n"
+    )
+    yield draw_dots(files, "results/people.svg", "Divergence from people, temperature-scaled", points)
+    yield f"| divergence, T | {' | '.join(points)} |"
+    yield "|---|" + "---:|" * len(points)
+    for name in dict.fromkeys(name for found in points.values() for name in found):
+        yield f"| {name} | {' | '.join(mean_and_spread(found.get(name, [])) for found in points.values())} |"
+    yield "\nNats, mean and standard deviation over seeds. [All measures](results/human/README.md).\n"
+
+
+def _informative(line: Line) -> list[int]:
+    """Pixels and images per class, the most first."""
+    return [-int(number) for number in re.findall(r"\d+", line["condition"])]
+
+
+def on_steps() -> Iterator[str]:
+    """How many steps, which label in each, how many chains, augmented steps."""
+    found: dict[
+        tuple[str, str, str], dict[int, tuple[float, float]]
+    ] = {}  # by study, network and sampler, by steps
+    for name, classes in STEPS.items():
+        if stored := read_study(name):
+            rows = stored[1]
+            for entry in dict.fromkeys(row.entry for row in rows):
+                here = rows.select(entry)
+                measured = here[0].measured
+                steps = int(measured.settings.get("steps", 1))
+                value = here.estimate(NLL).mean, measured.multiply_adds
+                found.setdefault((classes, str(entry.method), measured.group), {})[steps] = value
+    gains: dict[tuple[bool, str], list[float]] = {}  # over one step, by what the network predicts and what else
+    prices: dict[str, list[float]] = {}
+    for (classes, network, sampler), by_steps in found.items():
+        if sampler in SHORTER:
+            one, eight = found[classes, network, "argmin"][1], by_steps[8]
+            gains.setdefault((network == "posterior", sampler), []).append(eight[0] - one[0])
+            prices.setdefault(sampler, []).append(eight[1] / one[1])
+    told = [
+        f"{signed(gains[kind, 'argmin'])} where networks predict {what}, {signed(gains[kind, AUGMENTED])} if "
+        "every step sees another view of the image"
+        for kind, what in ((False, "scores"), (True, "the posterior"))
+    ]
+    yield f"**Eight steps instead of one change the NLL by {'; and by '.join(told)}.**"
+    yield (
+        f"They cost {spread(prices['argmin'])} times the multiply-adds, with views {spread(prices[AUGMENTED])} "
+        "times. As trained.\n"
+    )
+    yield "![NLL over steps](results/steps-cpu/steps.svg)\n"
+    steps = sorted({n for by_steps in found.values() for n in by_steps})
+    yield f"| NLL, steps | {' | '.join(map(str, steps))} |"
+    yield "|---|" + "---:|" * len(steps)
+    for (classes, network, sampler), by_steps in found.items():
+        if sampler in SAMPLERS:
+            cells = [f"{by_steps[n][0]:.3f}" if n in by_steps else "" for n in steps]
+            yield f"| {classes}, {network}: {sampler} | {' | '.join(cells)} |"
+    yield (
+        "\nThe default stays `argmin` with eight steps for the paper's recipes, and one call for `few` and "
+        "`finetune`, whose networks predict the posterior. Studies: "
+        f"{', '.join(link(name, text) for name, text in STEPS.items())}.\n"
+    )
+
+
+def on_training(files: Files) -> Iterator[str]:
+    """What trains fastest and ends best, at equal multiply-adds."""
+    found: dict[str, dict[str, Rows]] = {}  # the better of one call and eight steps, by length and method
+    for name, title in LENGTHS.items():
+        if stored := read_study(name):
+            for method in map(str, stored[0].study.methods):
+                own = [row for row in stored[1] if str(row.method) == method]
+                calls = [Rows(row for row in own if row.entry == entry) for entry in {row.entry for row in own}]
+                best = min(calls, key=lambda rows: rows.estimate(SCALED_NLL).mean)
+                found.setdefault(title, {})[method] = best
+    told = []
+    for title, methods in found.items():
+        means = {name: rows.estimate(SCALED_NLL).mean for name, rows in methods.items()}
+        first = sorted(means, key=means.__getitem__)[:3]
+        told.append(f"with {title} {', '.join(f'{name} ({means[name]:.3f})' for name in first)}")
+    yield f"**The lowest NLL, T at equal multiply-adds: {'; '.join(told)}.**\n"
+    points = {t.capitalize(): {name: r.values(SCALED_NLL) for name, r in own.items()} for t, own in found.items()}
+    yield draw_dots(files, "results/training.svg", "NLL, T at equal multiply-adds of training", points)
+    yield f"| top-1 / NLL, T | {' | '.join(found)} |"
+    yield "|---|" + "---:|" * len(found)
+    for method in dict.fromkeys(name for methods in found.values() for name in methods):
+        rows = [methods.get(method) for methods in found.values()]
+        cells = [
+            f"{_pair(r.estimate(TOP1).mean, r.estimate(SCALED_NLL).mean)} ({r[0].entry.sampler})" if r else ""
+            for r in rows
+        ]
+        yield f"| {method} | {' | '.join(cells)} |"
+    yield (
+        "\nEach with the better of one call and eight steps. Squared and stratified times never won: "
+        f"{link('times-cpu', 'times')}. Draws per image, importance-sampled labels and objectives without tuning: "
+        f"{link('objectives-cpu', 'objectives')}. Masks: {link('mask-cpu', 'crops and flips')}, "
+        f"{link('mask-strong-cpu', 'strong augmentation')}. Studies: "
+        f"{', '.join(link(name, text) for name, text in LENGTHS.items())}.\n"
+    )
+
+
+def on_distillation(files: Files) -> Iterator[str]:
+    """What is left of eight augmented steps in one call."""
+    seeds = [run["found"] for run in read_json("distill")]
+    means = {name: fmean(seed[name][NLL.name] for seed in seeds) for name in seeds[0]}
+    near = [name for name in means if name.startswith("student") and means[name] < means[TEACHER] + NEAR]
+    student = min((name for name in means if name.startswith("student")), key=means.__getitem__)
+    gap, low, high = seed_interval([seed[student][NLL.name] - seed[PLAIN][NLL.name] for seed in seeds])
+    yield (
+        f"**{'Yes' if near else 'No'}: one call of "
+        f"{' and of '.join(f'*{name}*' for name in near) or 'no student'} is within {NEAR} NLL of its teacher's "
+        f"eight augmented steps ({means[TEACHER]:.3f}).**"
+    )
+    yield (
+        f"Is it worth it? *{student}* has an NLL of {means[student]:.3f}, a *{PLAIN}* that learnt from the labels "
+        f"{means[PLAIN]:.3f}: {gap:+.3f} (95 % interval {low:+.3f} to {high:+.3f}).\n"
+    )
+    points = {"NLL as trained": {name: [seed[name][NLL.name] for seed in seeds] for name in means}}
+    yield draw_dots(files, "results/one-call.svg", "NLL of one call and of several", points)
+    yield "| | top-1 % | NLL | multiply-adds, relative |"
+    yield "|---|---:|---:|---:|"
+    for name in means:
+        top1 = mean_and_spread([100 * seed[name][TOP1.name] for seed in seeds], 1)
+        cost = seeds[0][name]["multiply_adds"] / seeds[0][PLAIN]["multiply_adds"]
+        yield f"| {name} | {top1} | {mean_and_spread([s[name][NLL.name] for s in seeds])} | {cost:.1f} |"
+    yield "\n[How it was measured](results/distill/README.md).\n"
+
+
+def on_shift(files: Files) -> Iterator[str]:
+    """What images that get worse than those of training do."""
+    runs = read_lines("shift")
+    last = len(runs[0]["by_severity"]) - 1
+    told: dict[str, list[tuple[int, str]]] = {}  # by metric: whether more than noise, and how much
+    for (fraction, a), metric in product(_shift_kinds(runs), ("cls/NLL", "cls/Acc")):
+        sides = [_at(runs, fraction, a, method, metric, last) for method in ("DiDiCM", "standard")]
+        gaps = [SHIFTED[metric][1] * (ours - theirs) for ours, theirs in zip(*sides, strict=True)]
+        gap, low, high = seed_interval(gaps)
+        digits = 3 if metric == "cls/NLL" else 1
+        text = f"{gap:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f}) with {fraction} and {a}"
+        told.setdefault(metric, []).append(((low > 0) - (high < 0), text))
+    nll, top1 = told.values()
+    signs = [sign for sign, _ in nll]
+    yield (
+        "**When images get much worse, DiDiCM's NLL is lower than the standard classifier's beyond noise in "
+        f"{signs.count(-1)} of {len(nll)} cases and higher in {signs.count(1)}.**"
+    )
+    yield (
+        f"At the highest severity it differs by {'; '.join(text for _, text in nll)} images per class, top-1 by "
+        f"{'; '.join(text for _, text in top1)} (Fashion-MNIST at 14 px, 95 % intervals). A temperature that was "
+        "fitted to clean images is no longer right there, for either.\n"
+    )
+    panels = {
+        f"{fraction} images per class, {a}": {
+            f"{method}, severity {k}": _at(runs, fraction, a, method, "cls/NLL", k)
+            for k, method in product((0, 1, 3, last), ("standard", "DiDiCM"))
+        }
+        for fraction, a in _shift_kinds(runs)
+    }
+    yield draw_dots(files, "results/shift.svg", "NLL of worse images", panels)
+    yield "[By metric and severity](results/shift/README.md). "
+    yield "Which score tells foreign images apart: [foreign images](results/outliers/README.md).\n"
+
+
+def _shift_kinds(runs: list[Line]) -> list[tuple[int, str]]:
+    return list(dict.fromkeys((run["fraction"], run["augmentation"]) for run in runs))
+
+
+def _at(
+    runs: list[Line], fraction: int, augmentation: str, method: str, metric: str, severity: int
+) -> list[float]:
+    """Values by seed."""
+    kind = fraction, augmentation, method
+    mine = [run for run in runs if (run["fraction"], run["augmentation"], run["method"]) == kind]
+    return [run["by_severity"][severity][metric] for run in sorted(mine, key=lambda run: run["seed"])]
