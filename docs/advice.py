@@ -118,7 +118,8 @@ def _on_augmentation(asked: list[Compared]) -> str:
     return (
         "- **First decide on the augmentation**: it matters more than the method. Where an image stays in its "
         "class when it is distorted and mixed (RandAugment, Mixup, CutMix), augment strongly and train long. It "
-        f"changes the NLL, T of the standard classifier by {'; '.join(told)}."
+        f"changes the NLL, T of the standard classifier by {'; '.join(told)}. It also decides how a model copes "
+        "with images that [get worse](#7-what-if-images-get-worse-than-those-of-training)."
     )
 
 

@@ -1,6 +1,7 @@
 """Figures of the results pages that are of several studies."""
 
 import io
+import re
 from collections.abc import Mapping
 from statistics import fmean
 
@@ -51,8 +52,8 @@ def draw_gaps(files: Files, asked: list[Compared]) -> str:
         return keep(files, "results/ahead.svg", "Differences under every condition", figure)
 
 
-def draw_dots(files: Files, path: str, title: str, points: Points) -> str:
-    """A plot per heading with a line per name: the seeds, and their mean as a dot; standard ones in grey."""
+def draw_dots(files: Files, path: str, title: str, points: Points, ours: str = r"DiDiCM|teacher|student") -> str:
+    """A plot per heading with a line per name: the seeds, and their mean as a dot; ours in colour, by name."""
     with drawing():
         rows = max(map(len, points.values()))
         across = min(2, len(points))
@@ -61,7 +62,7 @@ def draw_dots(files: Files, path: str, title: str, points: Points) -> str:
         for plot, (heading, found) in zip(axes, points.items(), strict=True):
             order = sorted(found, key=lambda name: -fmean(found[name]))
             for i, name in enumerate(order):
-                colour = COLOURS[0] if name.startswith(("DiDiCM", "teacher", "student")) else GREYS[1]
+                colour = COLOURS[0] if re.match(ours, name) else GREYS[1]
                 plot.plot(found[name], [i] * len(found[name]), "|", color=colour)
                 plot.plot(fmean(found[name]), i, "o", color=colour)
             plot.set_yticks(range(len(order)), order, fontsize=8)
