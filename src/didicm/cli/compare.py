@@ -16,7 +16,7 @@ from didicm.experiments.executors import ExecutorName
 from didicm.experiments.results import RESULTS
 from didicm.experiments.run import check_begun, executor_of, forecast, plan_runs, run_study, usual_tflops
 from didicm.experiments.spec import Study, Trials
-from didicm.experiments.study_file import METHODS, compare_study
+from didicm.experiments.study_file import USUAL, compare_study
 from didicm.experiments.tune import trials_of
 from didicm.progress import duration
 from didicm.report.html import Report, write_report
@@ -91,9 +91,11 @@ class CompareOptions(StudyOptions):
         fractions: fractions of the training images, such as 1,0.5,0.25; whole numbers from 2 are images per class
         corruptions: corruptions of all images, such as none,noise:3,blur:2+jpeg:4
         label_noises: shares of wrong training labels, such as 0,0.2,0.4, or files of confusion matrices
-        methods: methods to compare; didicm-few, the network of recipe few, is for a DiDiRN alone
+        methods: methods to compare; also ensemble, snapshots and swa, and didicm-few, the network of recipe few,
+            is for a DiDiRN alone
         seeds: trainings per method and condition
         epochs: epochs of every training; by default the recipe's
+        views: measure answers that look at so many augmented views of each image, too, such as 8
         steps: steps of DiDiCM's sampler; by default the recipe's
     """
 
@@ -104,9 +106,10 @@ class CompareOptions(StudyOptions):
     fractions: tuple[Amount, ...] = (1.0,)
     corruptions: tuple[str, ...] = ("none",)
     label_noises: tuple[LabelNoise, ...] = (0.0,)
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = USUAL
     seeds: Few = 3
     epochs: Natural | None = None
+    views: Few = 1
     steps: Natural | None = None
 
     @property
@@ -120,7 +123,7 @@ class CompareOptions(StudyOptions):
         """What is compared, as arguments of `compare_study`."""
         axes = ("methods", "resolutions", "fractions", "corruptions", "label_noises")
         grid = {name: getattr(self, name) for name in (*axes, "seeds", "recipe", "settings")}
-        return {**grid, "tune": self.tune or 0, "holdouts": self.holdouts or 1}
+        return {**grid, "tune": self.tune or 0, "holdouts": self.holdouts or 1, "views": self.views}
 
 
 def main(argv: list[str]) -> int:
@@ -153,7 +156,7 @@ def compare(
     data: str | Path,
     out: str | Path,
     *,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] = USUAL,
     resolutions: Sequence[int] = (),
     fractions: Sequence[float] = (1.0,),
     corruptions: Sequence[str] = ("none",),
@@ -163,6 +166,7 @@ def compare(
     settings: Mapping[str, Any] | None = None,
     tune: int = 0,
     holdouts: int = 1,
+    views: int = 1,
     executor: str = "local",
     jobs: int = 1,
     cluster: Mapping[str, Any] | None = None,
@@ -184,6 +188,7 @@ def compare(
         settings: of all trainings, by dotted names, such as `{"optimizer.lr": 0.01}`.
         tune: trials that choose learning rate, weight decay and epochs of every method under every condition.
         holdouts: draws of held-out images that judge each trial.
+        views: answers that look at so many augmented views of each image are measured, too.
         executor: where the trainings run, with `jobs` and `cluster` as for `run_study`.
         jobs: trainings at the same time.
         cluster: what each job asks of the cluster.
@@ -193,6 +198,7 @@ def compare(
     study = compare_study(
         methods=methods, resolutions=resolutions, fractions=fractions, corruptions=corruptions,
         label_noises=label_noises, seeds=seeds, recipe=recipe, settings=settings, tune=tune, holdouts=holdouts,
+        views=views,
     )  # fmt: skip
     run_study(
         study, out, data=os.fspath(data), settings=settings,

@@ -74,7 +74,7 @@ class _Trained:
         place = SNAPSHOTS if run.networks > len(run.members) else LAST
         classifier = load(Path(run.config.out) / place).classifier
         self.classifier = classifier.to(self.fabric.device).to(memory_format=torch.channels_last)
-        self.samplers = samplers_of(classifier, run.samplers)[: None if run.trial is None else 1]
+        self.samplers = samplers_of(classifier, run.samplers, run.views)[: None if run.trial is None else 1]
 
     def posteriors(self, images: ImageSet, place: Path, keep: int = 0) -> Evaluation:
         """By all samplers, the files of all processes in a folder of the scratch."""
@@ -195,10 +195,11 @@ def _versions() -> dict[str, str]:
     return {package: version(package) for package in ("didicm", "torch", "timm")}
 
 
-def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> list[SamplerSpec]:
+def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = (), views: int = 1) -> list[SamplerSpec]:
     """The ways to sample a classifier: those asked for, or its recipe's, a single call, and fewer steps.
 
-    An ensemble answers by its first members, from one to all.
+    With several views of an image, also one call and as many steps with them. An ensemble answers by its first
+    members, from one to all.
     """
     if isinstance(classifier, Ensemble):  # all of its members, and how the answer grows better with them
         every = len(classifier.members)
@@ -206,10 +207,10 @@ def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> li
         return [SamplerSpec(count(n, "member"), {"members": n}, n == every, "members") for n in counts]
     if asked:
         return list(asked)
-    if not isinstance(classifier, DiffusionClassifier):
-        return [SamplerSpec(ONE_CALL)]
-    if classifier.mask == 1:
-        return [SamplerSpec(ONE_CALL, {"method": "readout"})]
+    once = {"method": "readout"} if isinstance(classifier, DiffusionClassifier) else {}
+    often = [SamplerSpec(f"{views} views", {**once, "views": views})] if views > 1 else []
+    if not isinstance(classifier, DiffusionClassifier) or classifier.mask == 1:
+        return [SamplerSpec(ONE_CALL, once), *often]
 
     steps, own = classifier.sampler.steps, classifier.sampler.method
     method = "cp" if own == "readout" else own
@@ -218,8 +219,10 @@ def samplers_of(classifier: Classifier, asked: Sequence[SamplerSpec] = ()) -> li
         return SamplerSpec(f"{steps} steps" if steps > 1 else "1 step", {"method": method, "steps": steps}, stored)
 
     fewer = [in_steps(2**i, stored=False) for i in reversed(range(12)) if 2**i < steps]
-    usual = [in_steps(steps), SamplerSpec(ONE_CALL, {"method": "readout"})]
-    return [*(usual[::-1] if own == "readout" else usual), *fewer]
+    usual = [in_steps(steps), SamplerSpec(ONE_CALL, once)]
+    if often:
+        often.append(SamplerSpec(f"{views} augmented steps", {"method": method, "steps": views, "views": views}))
+    return [*(usual[::-1] if own == "readout" else usual), *often, *fewer]
 
 
 def final_epochs_gain(metrics: Path, epochs: int) -> float | None:

@@ -253,7 +253,9 @@ def forecast(runs: Mapping[str, Run]) -> dict[str, Forecast]:
 
 def _forecast(run: Run, components: RunComponents, test_images: int, need: TrainingCost) -> Forecast:
     classifier, networks, price = components.classifier, run.networks, need.cost
-    samplers = samplers_of(Ensemble([classifier] * networks) if networks > 1 else classifier, run.samplers)
+    samplers = samplers_of(
+        Ensemble([classifier] * networks) if networks > 1 else classifier, run.samplers, run.views
+    )
     posterior = []  # multiply-adds, by the most calls that each may take
     for spec in samplers:
         settings = dict(spec.settings)

@@ -151,6 +151,7 @@ class Run(Settings):
     held_out: float = 0.1  # share of the training images kept for the temperature; 0 for no temperature
     trial: int | None = None  # its number in the search of a tuned study: such a run never meets test images
     repeat: int = 0  # which draw of held-out images judges the trial, from 1; 0 if there is only one
+    views: Few = 1  # augmented views of each image that further samplers look at
 
     def __str__(self) -> str:
         again = f", draw {self.repeat}" if self.repeat else ""
@@ -228,6 +229,7 @@ class Study(Settings):
     held_out: Annotated[float, Range(0, 1)] = 0.1  # as in `Run`
     tune: Trials = 0  # of every method under every condition, see `tune.py`; 0 searches nothing
     holdouts: Few = 1  # how often held-out images are drawn anew for each trial, which is judged by all of them
+    views: Few = 1  # answers that look at so many augmented views of each image are measured beside the usual ones
     prediction: str = ""  # what was expected, written down before the runs
     note: str = ""  # what a reader of the report should know
 
@@ -247,7 +249,7 @@ class Study(Settings):
             specs = self.baseline_samplers if method.baseline else self.samplers
             samplers = tuple(spec for spec in specs if spec.suits(condition))
             config = self._config(method, condition, seed, asked)
-            runs.append(Run(method, condition, seed, config, samplers, self.held_out))
+            runs.append(Run(method, condition, seed, config, samplers, self.held_out, views=self.views))
         return runs
 
     def _config(self, method: Method, condition: Condition, seed: int, asked: Mapping[str, Any]) -> TrainConfig:

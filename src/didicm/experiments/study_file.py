@@ -16,12 +16,11 @@ from didicm.values import Amount, coerce, override
 
 MOST = 1000  # samplers of one kind, or conditions
 
+SMOOTHED = {"method": "standard", "augment.label_smoothing": 0.1}
 # What each method of a comparison changes in the recipe; all have the same trunk, epochs and batches.
 METHODS = {
     "standard": Method("standard", settings={"method": "standard"}),
-    "standard-smooth": Method(
-        "standard", "smoothed labels", settings={"method": "standard", "augment.label_smoothing": 0.1}
-    ),
+    "standard-smooth": Method("standard", "smoothed labels", settings=SMOOTHED),
     "didicm-score": Method(  # the paper's
         "DiDiCM", "score", settings={"model_args.parameterization": "score", "mask": 0.0}
     ),
@@ -31,7 +30,7 @@ METHODS = {
         "ResNet blocks",
         settings={
             "model_args.layout": "resnet",
-            "model_args.parameterization": "score",
+            "model_args.parameterization": "posterior",
             "model_args.noise_embedding": "log",
             "mask": 0.5,  # with crops and flips (study fair-cpu); for mixed images see `compare_study`
             "draws_per_image": 1,
@@ -40,13 +39,18 @@ METHODS = {
             "augment.label_smoothing": 0.1,
         },
     ),
+    # What a higher price buys a standard classifier
+    "ensemble": Method("standard", "ensemble", settings=SMOOTHED, members=4),
+    "snapshots": Method("standard", "snapshots", settings={**SMOOTHED, "optimizer.snapshots": 4}),
+    "swa": Method("standard", "SWA", settings={**SMOOTHED, "optimizer.swa": 0.5, "optimizer.ema": None}),
 }
+USUAL = ("standard", "standard-smooth", "didicm-score", "didicm-posterior", "didicm-few")
 QUESTION = "Is DiDiCM better than a standard classifier, and at what cost?"
 
 
 def compare_study(
     *,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] = USUAL,
     resolutions: Sequence[int] = (),
     fractions: Sequence[float] = (1.0,),
     corruptions: Sequence[str] = ("none",),
@@ -56,13 +60,15 @@ def compare_study(
     settings: Mapping[str, Any] | None = None,
     tune: int = 0,
     holdouts: int = 1,
+    views: int = 1,
 ) -> Study:
     """The study that compares `methods`, by their names in `METHODS`, under every combination of conditions.
 
     `resolutions` are in pixels, by default the recipe's; `fractions` are of the training images; `corruptions`,
     such as `noise:3` or `none`, are of all images; `label_noises` are of training labels, as `label_noise` in
     TrainConfig; `settings` are of all trainings, by dotted names; `tune` trials choose learning rate, weight decay
-    and epochs of every method under every condition, each judged by `holdouts` draws of held-out images.
+    and epochs of every method under every condition, each judged by `holdouts` draws of held-out images; with
+    several `views`, answers that look at so many augmented views of each image are measured, too.
     """
     methods, fractions = (
         coerce(methods, tuple[str, ...], "methods"), coerce(fractions, tuple[Amount, ...], "fractions")
@@ -77,11 +83,13 @@ def compare_study(
         chosen.pop("didicm-few", None)  # its blocks are those of a DiDiRN
         if {"didicm-score", "didicm-posterior"} <= chosen.keys():  # the recipe's own first: it stands for DiDiCM
             chosen["didicm-score"] = chosen.pop("didicm-score")
+    if "didicm-few" in chosen and config.model_args.get("layout") == "resnet":  # it is the recipe's own: first
+        chosen.pop("didicm-posterior", None)
+        chosen = dict.fromkeys(sorted(chosen, key=lambda name: name == "didicm-score"))
     compared = {name: METHODS[name] for name in chosen}
     if "didicm-few" in compared and (config.augment.mixup or config.augment.cutmix):
-        few, own = compared["didicm-few"], load_recipe("few")
-        changed = {"mask": own.mask, "model_args.parameterization": own.model_args["parameterization"]}
-        compared["didicm-few"] = replace(few, settings={**few.settings, **changed})
+        few = compared["didicm-few"]
+        compared["didicm-few"] = replace(few, settings={**few.settings, "mask": load_recipe("few").mask})
     conditions = product(resolutions or (None,), fractions, corruptions, label_noises)
     return Study(
         name="comparison",
@@ -97,6 +105,7 @@ def compare_study(
         seeds=seeds,
         tune=tune,
         holdouts=holdouts,
+        views=views,
     )
 
 

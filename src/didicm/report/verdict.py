@@ -12,15 +12,17 @@ from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimat
 from didicm.text import count
 
 ENOUGH_SEEDS = 3
+ALIKE = 1.3  # times the multiply-adds of DiDiCM's answer, at most, are the same price
 UNIFORM = 0.99  # of the largest entropy: such posteriors say nothing
 NO_BETTER = 0.999  # of log K, the NLL of the uniform answer
 BY_CHANCE = 4  # standard errors of the accuracy above 1/K, at most
 KEPT_UNLESS = (
-    "Learning rate and weight decay are as given unless others are better by more than two standard errors of the "
-    "difference: a few held-out images choose by chance."
+    "Learning rate and weight decay are as given unless others are better by more than two standard errors of "
+    "the difference: a few held-out images choose by chance."
 )
 FEW_TEST_IMAGES = 200  # whose accuracy is known to some seven points
 FEW_HELD_OUT = 200  # with 40 and 100 a single draw chose poorer lengths than several (study holdouts-cpu)
+HARDLY = 0.9  # of log K: an NLL above says little more than the uniform answer
 STILL_LEARNING = 0.05  # relative fall of the training loss over the last two tenths of the epochs
 
 
@@ -45,14 +47,16 @@ def verdict(study: Study, rows: Rows, trials: Sequence[Trial] = ()) -> list[str]
 
 
 def compared(rows: Rows) -> tuple[Entry | None, list[Entry]]:
-    """The entry that stands for DiDiCM, the first of the study, and all baselines.
+    """The entry that stands for DiDiCM, the first of the study, and all baselines that cost no more to ask.
 
     Ensembles are trained several times over: what they show is told by itself, unless there is no other baseline.
     """
     entries = rows.entries()
-    ours = [entry for entry in (*rows.entries(main=True), *entries) if not entry.method.baseline]
+    ours = next((e for e in (*rows.entries(main=True), *entries) if not e.method.baseline), None)
     baselines = [entry for entry in entries if entry.method.baseline]
-    return next(iter(ours), None), [entry for entry in baselines if entry.method.members == 1] or baselines
+    baselines = [entry for entry in baselines if entry.method.members == 1] or baselines
+    affordable = [e for e in baselines if ours and rows.cost_ratio(e, ours) <= ALIKE]
+    return ours, affordable or baselines
 
 
 def _on_comparison(rows: Rows) -> list[str]:
@@ -178,20 +182,30 @@ def _on_failures(rows: Rows) -> list[str]:
 
 
 def _on_length(rows: Rows) -> list[str]:
-    """Which methods were still learning when a training of fixed length ended."""
-    gains: dict[str, list[float]] = {}
-    for row in rows:
-        if row.main and row.run.final_epochs_gain is not None:
+    """Which methods have hardly learnt anything, and which were still learning when a fixed length ended."""
+    gains, shares = dict[str, list[float]](), dict[str, list[float]]()
+    for row in (row for row in rows if row.main):
+        if row.run.final_epochs_gain is not None:
             gains.setdefault(str(row.method), []).append(row.run.final_epochs_gain)
+        if (nll := row.value(NLL)) is not None:
+            shares.setdefault(str(row.method), []).append(nll / math.log(row.run.num_classes))
+    hardly = {name: share for name, found in shares.items() if HARDLY < (share := sum(found) / len(found)) < 1}
+    says = []
+    if hardly:
+        told = ", ".join(f"{name} ({100 * share:.0f} %)" for name, share in hardly.items())
+        says.append(
+            f"Hardly learnt anything yet, by the NLL relative to that of the uniform answer: {told}. Such "
+            "trainings are too short to compare: give more --epochs, or let --tune choose them."
+        )
     means = {name: sum(found) / len(found) for name, found in gains.items()}
     unfinished = [f"{name} ({100 * mean:.0f} %)" for name, mean in means.items() if mean > STILL_LEARNING]
-    if not unfinished:
-        return []
-    return [
-        f"Still learning when training ended: {', '.join(unfinished)}, by the fall of the training loss from the "
-        "last but one tenth of the epochs to the last. Another length may change the comparison: --tune lets "
-        "every method choose its own."
-    ]
+    if unfinished:
+        says.append(
+            f"Still learning when training ended: {', '.join(unfinished)}, by the fall of the training loss from "
+            "the last but one tenth of the epochs to the last. Another length may change the comparison: --tune "
+            "lets every method choose its own."
+        )
+    return says
 
 
 def _interval(gap: Estimate, metric: Metric) -> str:

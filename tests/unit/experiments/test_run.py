@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from didicm.classifier import DiffusionClassifier, Sampler
+from didicm.classifier import DiffusionClassifier, Sampler, StandardClassifier
 from didicm.data import folder
 from didicm.errors import UserError
 from didicm.evaluation.metrics import evaluate_probs
@@ -259,6 +259,18 @@ def test_the_main_sampler_is_the_recipes():
             ("1 step", method, False),
         ]
     assert methods("readout")[:2] == [("1 call", "readout", True), ("2 steps", "cp", True)]
+
+
+def test_several_views_are_measured_beside_the_usual_answers():
+    network = create_model("didirn8", num_classes=3, width=0.125)
+    standard = StandardClassifier(create_model("didirn8_baseline", num_classes=3, width=0.125))
+    diffusion = DiffusionClassifier(network, sampler=Sampler(steps=2))
+    for classifier, names in (
+        (standard, ["1 call", "4 views"]),
+        (diffusion, ["2 steps", "1 call", "4 views", "4 augmented steps", "1 step"]),
+    ):
+        assert [spec.name for spec in samplers_of(classifier, views=4)] == names
+        assert [spec.name for spec in samplers_of(classifier)] == [name for name in names if name[0] != "4"]
 
 
 def test_an_ensemble_counts_as_the_work_of_all_its_members(tiny):

@@ -13,7 +13,7 @@ from didicm.errors import UserError
 from didicm.experiments.execute import prepare
 from didicm.experiments.results import read_results
 from didicm.experiments.spec import Condition, Run
-from didicm.experiments.study_file import METHODS, compare_study, list_studies, load_study, make_study
+from didicm.experiments.study_file import METHODS, USUAL, compare_study, list_studies, load_study, make_study
 from didicm.settings import load_recipe
 from didicm.training.build import build_classifier
 from didicm.values import flatten, override
@@ -309,7 +309,7 @@ def test_the_users_settings_win_over_recipes_and_study_but_not_over_what_makes_a
 
 
 def test_a_comparison_leaves_out_what_the_recipe_makes_the_same():
-    assert [str(method) for method in compare_study().methods] == [str(method) for method in METHODS.values()]
+    assert [str(method) for method in compare_study().methods] == [str(METHODS[name]) for name in USUAL]
     smoothed = compare_study(settings={"augment.label_smoothing": 0.1})
     assert METHODS["standard-smooth"] not in smoothed.methods
     assert METHODS["standard-smooth"] in compare_study(recipe="weak").methods
@@ -375,6 +375,14 @@ def test_recipe_few_is_what_its_study_recommends():
     }
     differ = {name for name, value in flatten(run.config).items() if recipe[name] != value}
     assert differ <= own, differ - own
+
+
+@pytest.mark.parametrize("recipe", ["small", "few", "weak", "strong", "finetune"])
+def test_a_comparison_by_default_has_different_methods_under_every_recipe(recipe):
+    runs = compare_study(recipe=recipe, settings={"model_args.pretrained": False}).runs("fashion-mini", 1)
+    assert len({run.key for run in runs}) == len(runs) > 2
+    if recipe == "few":  # the recipe's own stands for DiDiCM
+        assert [str(run.method) for run in runs] == ["standard", "DiDiCM, ResNet blocks", "DiDiCM, score"]
 
 
 @pytest.mark.parametrize("recipe", ["few", "small"])

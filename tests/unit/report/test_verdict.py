@@ -95,6 +95,27 @@ def test_training_that_had_not_ended_is_told(result, rows, says):
     assert "standard" not in last
 
 
+def test_trainings_too_short_to_compare_are_told(result, rows, says):
+    """At 12 epochs the learning rate has come down, and so little is lost in the last of them."""
+    nll = {"standard": 0.6 * math.log(10), "DiDiCM, score": 0.92 * math.log(10)}
+    told = says(rows([result(name, seed, 0.2, x - 0.1) for seed in range(3) for name, x in nll.items()]))
+    (hardly,) = (sentence for sentence in told if sentence.startswith("Hardly learnt"))
+    assert "DiDiCM, score (92 %)" in hardly
+    assert "standard" not in hardly
+
+
+def test_answers_that_cost_more_are_no_opponents(result, rows, says):
+    def told(calls):
+        runs = [result("standard", seed, 0.5 + 0.01 * seed, 1.0) for seed in range(3)]
+        runs += [result("standard, snapshots", seed, 0.9 + 0.01 * seed, 0.5, calls=4) for seed in range(3)]
+        runs += [result("DiDiCM, score", seed, 0.7 + 0.01 * seed, 0.8, calls=calls) for seed in range(3)]
+        runs = [replace(r, measurements=r.measurements[:1]) for r in runs]
+        return says(rows(runs))[0]
+
+    assert told(calls=1).startswith("DiDiCM is more accurate than the standard classifier")
+    assert told(calls=8).startswith("The standard classifier is more accurate than DiDiCM: 91.0 %")
+
+
 @pytest.mark.parametrize("K", [2, 3, 10])
 def test_trainings_that_learnt_nothing_are_told(result, rows, says, K):
     """A flat posterior that is often right is none of them."""
