@@ -19,6 +19,7 @@ from compared import (
     TUNED,
     Compared,
     link,
+    pooled,
     read_study,
     signed,
     spread,
@@ -41,8 +42,8 @@ COLUMNS = {
 USES = {
     "DiDiCM": "Use DiDiCM",
     "standard": "Use a standard classifier",
-    "either": "Use either, the standard classifier being the simpler one",
-    "both": "Compare both, as it goes either way",
+    "either": "Use either (the standard classifier is the simpler one)",
+    "both": "Compare both, for it differs from case to case,",
 }
 COMMANDS = """```sh
 didicm train --recipe few --method standard --data photos               # standard, with strong augmentation
@@ -54,21 +55,37 @@ With crops and flips alone: `--augment.auto-augment none --augment.mixup 0 --aug
 `--mask 0.5`; a comparison has them without `--recipe few`.
 """
 SEEN_BRIEFLY = 20_000  # images in all
-DEFAULTS = (  # recipe, setting, why, studies
-    ("few", "model_args.layout", "the blocks of the standard classifier are better than the paper's", "fair-cpu"),
-    ("few", "model_args.parameterization", "its steps then work in every training", "parameterization-cpu"),
-    ("few", "mask", "best of those tried with strong augmentation", "mask-strong-cpu"),
+DEFAULTS = (  # recipe, setting, what the study showed, the study
+    ("few", "model_args.layout", "better than the paper's blocks", "fair-cpu"),
+    ("few", "model_args.parameterization", "its steps work in every training", "parameterization-cpu"),
+    ("few", "model_args.noise_embedding", "no training stays at the uniform answer", "training-cpu"),
+    (
+        "few",
+        "mask",
+        "with strong augmentation no worse than fewer masked, and nearest to the standard",
+        "mask-strong-cpu",
+    ),
     ("few", "sampler.method", "one call is no worse than eight steps", "borders-strong-cpu"),
-    ("few", "augment.pad_mode", "better than black for both methods", "borders-strong-cpu"),
-    ("few", "augment.auto_augment", "with Mixup and CutMix, better than crops and flips", "borders-strong-cpu"),
+    ("few", "augment.pad_mode", "with strong augmentation too, mostly better than black", "borders-strong-cpu"),
+    (
+        "few",
+        "augment.auto_augment",
+        "with Mixup and CutMix, better than crops and flips (borders-cpu)",
+        "borders-strong-cpu",
+    ),
     ("small", "model_args.parameterization", "best in short trainings", "recipe-cpu"),
-    ("small", "mask", "with one draw, best at the training cost of a standard classifier", "recipe-cpu"),
-    ("small", "augment.pad_mode", "better than black for both methods", "borders-cpu"),
-    ("finetune", "mask", "with none masked, DiDiCM is far behind a linear layer", "finetune-cpu"),
-    ("finetune", "model_args.layout", "without a label it is a linear layer", "finetune-cpu"),
+    ("small", "mask", "level with more draws, at the training cost of a standard classifier", "recipe-cpu"),
+    ("small", "label_proposal", "importance-sampled labels end better than the paper's", "training-cpu"),
+    ("small", "augment.pad_mode", "mostly better than black", "borders-cpu"),
+    ("finetune", "mask", "with none masked, far behind a linear layer", "finetune-cpu"),
     ("finetune", "model_args.standardize", "better for both methods", "finetune-cpu"),
     ("weak", "sampler.solver", "best on trained networks", "solvers-cpu"),
-    ("weak", "sampler.select", "best of the label choices", "steps-cpu"),
+    (
+        "weak",
+        "sampler.select",
+        "best where networks predict scores, level where they predict the posterior",
+        "steps-cpu",
+    ),
     ("weak", "sampler.steps", "the paper's; networks that predict scores gain little beyond", "steps-cpu"),
 )
 
@@ -76,11 +93,11 @@ DEFAULTS = (  # recipe, setting, why, studies
 def write_choice(asked: list[Compared]) -> Iterator[str]:
     """What to use, as sentences, and how often DiDiCM is ahead with one call, as a table of four columns."""
     cells = {
-        (augmentation, column): [x.ahead for x in asked if x.augmentation == augmentation and belongs(x)]
+        (augmentation, column): [x for x in asked if x.augmentation == augmentation and belongs(x)]
         for augmentation, (column, belongs) in product(TUNED, COLUMNS.items())
     }
     yield _on_augmentation(asked)
-    chosen = {cell: _choose(ahead) for cell, ahead in cells.items() if ahead}
+    chosen = {cell: _choose(found) for cell, found in cells.items() if found}
     for use, text in USES.items():
         mine = {
             aug: [column for (a, column), found in chosen.items() if (a, found) == (aug, use)] for aug in TUNED
@@ -97,7 +114,8 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
     yield f"| | {' | '.join(COLUMNS)} |"
     yield "|---|" + "---:|" * len(COLUMNS)
     for augmentation in TUNED:
-        counts = ([cells[augmentation, column].count(k) for k in (1, 0, -1)] for column in COLUMNS)
+        signs = ([x.ahead for x in cells[augmentation, column]] for column in COLUMNS)
+        counts = ([ahead.count(k) for k in (1, 0, -1)] for ahead in signs)
         told = [f"{a} ahead, {b} level, {c} behind" if a + b + c else "not measured" for a, b, c in counts]
         yield f"| {augmentation} | {' | '.join(told)} |"
     yield ""
@@ -111,7 +129,8 @@ def _on_augmentation(asked: list[Compared]) -> str:
     changes: dict[str, list[float]] = {}
     for briefly, suffix in ((False, ""), (True, f", {SEEN_BRIEFLY:,} images and more, each seen some ten times")):
         for found in places.values():
-            if len(found) == len(TUNED) and (found[CROPS].images >= SEEN_BRIEFLY) == briefly:
+            same = len(found) == len(TUNED) and (briefly or found[CROPS].shows_black == found[STRONG].shows_black)
+            if same and (found[CROPS].images >= SEEN_BRIEFLY) == briefly:
                 strong, crops = (found[augmentation].gaps[SCALED_NLL].theirs for augmentation in (STRONG, CROPS))
                 changes.setdefault(found[CROPS].data + suffix, []).append(strong - crops)
     told = [f"{signed(x)} with {data} ({count(len(x), 'condition')})" for data, x in changes.items()]
@@ -123,14 +142,17 @@ def _on_augmentation(asked: list[Compared]) -> str:
     )
 
 
-def _choose(ahead: list[int]) -> str:
-    """What to use where DiDiCM is ahead (1), level (0) or behind (-1) under so many conditions."""
-    better, worse = ahead.count(1), ahead.count(-1)
-    if 2 * better >= len(ahead) and not worse:
+def _choose(found: list[Compared]) -> str:
+    """What to use: where one method is ahead under half of the conditions, or over all of them together."""
+    ahead = [x.ahead for x in found]
+    better, worse, together = ahead.count(1), ahead.count(-1), pooled(found).sign
+    if better and worse:
+        return "both"
+    if not worse and (2 * better >= len(ahead) or together < 0):
         return "DiDiCM"
-    if 2 * worse >= len(ahead) and not better:
+    if not better and (2 * worse >= len(ahead) or together > 0):
         return "standard"
-    return "both" if better and worse else "either"
+    return "either"
 
 
 def write_aim(found: list[Compared]) -> Iterator[str]:
@@ -138,21 +160,24 @@ def write_aim(found: list[Compared]) -> Iterator[str]:
     yield "## The aim\n"
     yield (
         f"At equal training compute and at most {ALIKE} times the cost of an answer, better NLL and Brier score "
-        "than the tuned standard classifier under every condition, and better top-1 under most:\n"
+        "than the tuned standard classifier under every condition, and better top-1 under most. Answers with "
+        "several views are compared with as many views of the standard classifier:\n"
     )
-    for title in (CROPS, STRONG):
-        mine = [x for x in found if x.augmentation == title and x.inference <= ALIKE]
-        for entry in dict.fromkeys(str(x.entry) for x in mine):
-            here = [x for x in mine if str(x.entry) == entry]
-            signs = {m: [x.gaps[m].sign for x in here] for m in (TOP1, NLL, BRIER)}
-            costs = [x.training for x in here if x.training]
-            most = signs[TOP1].count(1) > len(here) / 2
-            met = all(sign == 1 for m in (NLL, BRIER) for sign in signs[m]) and most and max(costs) <= 1
-            counts = "; ".join(f"{m} {each.count(1)} better, {each.count(-1)} worse" for m, each in signs.items())
-            yield (
-                f"- {entry}, {title}: {'met' if met else 'missed'}. Of {count(len(here), 'condition')}, beyond "
-                f"noise: {counts}. Its trainings took {spread(costs)} times the multiply-adds."
-            )
+    for augmentation, entry in dict.fromkeys((x.augmentation, str(x.entry)) for x in found):
+        here = [x for x in found if (x.augmentation, str(x.entry)) == (augmentation, entry)]
+        inference, training = [x.inference for x in here], [x.training for x in here if x.training]
+        if fmean(inference) > ALIKE:  # steps
+            continue
+        signs = {m: [x.gaps[m].sign for x in here] for m in (TOP1, NLL, BRIER)}
+        everywhere = all(sign == 1 for m in (NLL, BRIER) for sign in signs[m])
+        cheap = max(inference) <= ALIKE and max(training) <= ALIKE
+        met = everywhere and signs[TOP1].count(1) > len(here) / 2 and cheap
+        counts = "; ".join(f"{m} {each.count(1)} better, {each.count(-1)} worse" for m, each in signs.items())
+        yield (
+            f"- {entry}, {augmentation}: {'met' if met else 'missed'}. Of {count(len(here), 'condition')}, beyond "
+            f"noise: {counts}. An answer took {spread(inference)} times the multiply-adds, a training "
+            f"{spread(training)} times."
+        )
     yield ""
 
 
@@ -164,11 +189,24 @@ def write_defaults() -> Iterator[str]:
     for recipe, name, why, study in DEFAULTS:
         value = reduce(lambda found, part: found[part], name.split("."), asdict(load_recipe(recipe)))
         yield f"| `{recipe}` | `{name}` | `{value}` | {why} | {link(study)} |"
+    changes = _of_squared_times()
     yield (
-        "\nWhat never won is gone: squared times (`time_sampling`), which were "
-        f"{link('times-cpu', 'as good as uniform ones')}, and stratified times. Models that were trained with "
-        "them load as before.\n"
+        f"\nWhat did not pay is gone. Squared times (`time_sampling`) changed NLL, T by {signed(changes)} in "
+        f"{count(len(changes), 'comparison')} ({link('times-cpu')}); times spread evenly over a batch were level "
+        "in earlier trials, which are not stored. Models that were trained with either load as before.\n"
     )
+
+
+def _of_squared_times() -> list[float]:
+    """Temperature-scaled NLL of squared times minus that of uniform ones, by condition and sampler."""
+    rows = read_study("times-cpu")[1]
+    changes = []
+    for condition, sampler in product(rows.conditions(), dict.fromkeys(row.entry.sampler for row in rows)):
+        here = [row for row in rows.select(condition=condition) if row.entry.sampler == sampler]
+        squared, uniform = (Rows(r for r in here if ("squared" in str(r.method)) == x) for x in (True, False))
+        if squared and uniform:
+            changes.append(squared.minus(uniform, SCALED_NLL).mean)
+    return changes
 
 
 def write_findings(asked: list[Compared]) -> Iterator[str]:
@@ -230,9 +268,9 @@ def _on_mask() -> Iterator[str]:
         entry = min(here.entries(), key=lambda e, here=here: here.select(e).estimate(SCALED_NLL).mean)
         best.append(f"{entry.method.variant} with {condition}")
     text = (
-        "- **Why DiDiCM is ahead with few images and behind with many**: seeing labels regularises it, and "
-        "teaches it little about an answer without one. At one length for all, the lowest NLL, T is that of "
-        f"{'; '.join(best)} ({link('mask-cpu', 'all masked')} is a standard classifier)."
+        "- **A likely reason why DiDiCM is ahead with few images and behind with many**: seeing labels "
+        "regularises it, and teaches it little about an answer without one. At one length for all, the lowest "
+        f"NLL, T is that of {'; '.join(best)} ({link('mask-cpu', 'all masked')} is a standard classifier)."
     )
     if stored := read_study("mask-strong-cpu"):
         rows, told = stored[1], []
@@ -356,29 +394,15 @@ def _on_rates() -> Iterator[str]:
 
 def _on_holdouts() -> Iterator[str]:
     """What it is worth to judge the trials of a search by several draws of held-out images."""
-    once, several = read_study("borders-cpu"), read_study("holdouts-cpu")
-    if once is None or several is None:
-        return
-    cost, study = cost_of_one_draw(read_trials(FOLDER / "holdouts-cpu")), several[0].study
-    changes = []
-    for condition, method in product(several[1].conditions(), study.methods):
-        before, after = (
-            Rows(
-                r
-                for r in rows.select(condition=condition)
-                if str(r.method) == str(method) and r.entry.sampler == ONE_CALL
-            )
-            for rows in (once[1], several[1])
+    if stored := read_study("holdouts-cpu"):
+        cost, study = cost_of_one_draw(read_trials(FOLDER / "holdouts-cpu")), stored[0].study
+        images = " or ".join(map(str, sorted({row.run.num_held_out for row in stored[1]})))
+        yield (
+            f"- **Draw few held-out images several times** (`--tune 4 --holdouts {study.holdouts}`): with "
+            f"{images} of them, lengths that a single draw chose have an NLL {abs(cost):.3f} "
+            f"{'higher' if cost > 0 else 'lower'} on another draw than those of {study.holdouts - 1} draws "
+            f"({link('holdouts-cpu')})."
         )
-        changes.append(after.estimate(NLL).mean - before.estimate(NLL).mean)
-    images = sorted({row.run.num_held_out for row in several[1]})
-    yield (
-        f"- **Draw few held-out images several times** (`--tune 4 --holdouts {study.holdouts}`): with "
-        f"{' or '.join(map(str, images))} of them, lengths that a single draw chose have an NLL {abs(cost):.3f} "
-        f"{'higher' if cost > 0 else 'lower'} on another draw than those of {study.holdouts - 1} draws. The NLL "
-        f"of test images changed by {min(changes):+.3f} to {max(changes):+.3f}, {fmean(changes):+.3f} in the mean "
-        f"({link('holdouts-cpu')})."
-    )
 
 
 def write_conditions(once: list[Compared], often: list[Compared]) -> str:

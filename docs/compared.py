@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import Plan, read_plan, read_results
 from didicm.experiments.spec import ONE_CALL, Condition
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, rows_of
@@ -161,6 +162,15 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
 def one_call(found: list[Compared]) -> list[Compared]:
     """The answers that cost what the standard classifier's does."""
     return [x for x in found if x.entry.sampler == ONE_CALL]
+
+
+def pooled(found: list[Compared]) -> Estimate:
+    """Temperature-scaled NLL of DiDiCM minus the standard classifier's, over conditions instead of seeds."""
+    gaps = [x.gaps[SCALED_NLL].difference.mean for x in found]
+    if len(gaps) < 2:
+        return Estimate(gaps[0])
+    mean, _, high = seed_interval(gaps)
+    return Estimate(mean, high - mean, len(gaps))
 
 
 def spread(values: list[float], digits: int = 1) -> str:

@@ -7,7 +7,7 @@ def test_the_demo_ends_with_table_verdict_report_and_next_commands(tmp_path, mon
     monkeypatch.setattr(demo, "LEVELS", dict.fromkeys(list(demo.LEVELS)[-1:], 1))
     monkeypatch.setattr(demo, "usable_cores", lambda: 1)
     shown = works("demo", "--out", tmp_path / "demo", "--seeds", 1).out
-    for words in ("3/3", "Test images", "network calls of DiDiCM cost", "report.html", demo.NEXT):
+    for words in ("3/3", "Test images", "network call of DiDiCM costs", "report.html", demo.NEXT):
         assert words in shown
     assert (tmp_path / "demo" / "report.html").exists()
 
