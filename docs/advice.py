@@ -46,13 +46,16 @@ USES = {
     "both": "Compare both, for it differs from case to case,",
 }
 COMMANDS = """```sh
-didicm train --recipe few --method standard --data photos               # standard, with strong augmentation
-didicm train --recipe few --data photos                                 # DiDiCM, with strong augmentation
-didicm compare --recipe few --tune 8 --data photos --out runs/compare   # which is better on your images
+didicm train --recipe few --method standard --data photos --out runs/standard  # with strong augmentation
+didicm train --recipe few --data photos --out runs/didicm                      # DiDiCM, likewise
+didicm train --recipe small --method standard --data photos --out runs/many    # thousands of images per class
+didicm compare --recipe few --tune 8 --data photos --out runs/compare          # which is better on your images
 ```
 
-With crops and flips alone: `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0`, for DiDiCM also
-`--mask 0.5`; a comparison has them without `--recipe few`.
+With crops and flips alone, add `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0 --epochs 50` to
+recipe `few`, for DiDiCM also `--mask 0.5`; a comparison has them without `--recipe few`. For photographs start from
+[a pretrained backbone](guides/few-images.md). Terms are explained in [the mathematics](maths.md) and in
+[reading the report](guides/compare.md#reading-the-report).
 """
 SEEN_BRIEFLY = 20_000  # images in all
 DEFAULTS = (  # recipe, setting, what the study showed, the study
@@ -62,7 +65,7 @@ DEFAULTS = (  # recipe, setting, what the study showed, the study
     (
         "few",
         "mask",
-        "with strong augmentation no worse than fewer masked, and nearest to the standard",
+        "with strong augmentation no worse than fewer masked",
         "mask-strong-cpu",
     ),
     ("few", "sampler.method", "one call is no worse than eight steps", "borders-strong-cpu"),
@@ -70,7 +73,7 @@ DEFAULTS = (  # recipe, setting, what the study showed, the study
     (
         "few",
         "augment.auto_augment",
-        "with Mixup and CutMix, better than crops and flips (borders-cpu)",
+        "with Mixup and CutMix, better than crops and flips",
         "borders-strong-cpu",
     ),
     ("small", "model_args.parameterization", "best in short trainings", "recipe-cpu"),
@@ -83,7 +86,7 @@ DEFAULTS = (  # recipe, setting, what the study showed, the study
     (
         "weak",
         "sampler.select",
-        "best where networks predict scores, level where they predict the posterior",
+        "best where networks predict scores, else level",
         "steps-cpu",
     ),
     ("weak", "sampler.steps", "the paper's; networks that predict scores gain little beyond", "steps-cpu"),
@@ -127,7 +130,8 @@ def _on_augmentation(asked: list[Compared]) -> str:
     for x in asked:
         places.setdefault(x.place, {})[x.augmentation] = x
     changes: dict[str, list[float]] = {}
-    for briefly, suffix in ((False, ""), (True, f", {SEEN_BRIEFLY:,} images and more, each seen some ten times")):
+    briefly_seen = f", {SEEN_BRIEFLY:,} images and more, each seen some ten times, which is too short to judge it"
+    for briefly, suffix in ((False, ""), (True, briefly_seen)):
         for found in places.values():
             same = len(found) == len(TUNED) and (briefly or found[CROPS].shows_black == found[STRONG].shows_black)
             if same and (found[CROPS].images >= SEEN_BRIEFLY) == briefly:
@@ -137,8 +141,8 @@ def _on_augmentation(asked: list[Compared]) -> str:
     return (
         "- **First decide on the augmentation**: it matters more than the method. Where an image stays in its "
         "class when it is distorted and mixed (RandAugment, Mixup, CutMix), augment strongly and train long. It "
-        f"changes the NLL, T of the standard classifier by {'; '.join(told)}. It also decides how a model copes "
-        "with images that [get worse](#7-what-if-images-get-worse-than-those-of-training)."
+        f"changes the NLL, T of the standard classifier by {'; '.join(told)}. It also helps, and by far more, "
+        "where images [get worse](#7-what-if-images-get-worse-than-those-of-training) than those of training."
     )
 
 
@@ -146,7 +150,7 @@ def _choose(found: list[Compared]) -> str:
     """What to use: where one method is ahead under half of the conditions, or over all of them together."""
     ahead = [x.ahead for x in found]
     better, worse, together = ahead.count(1), ahead.count(-1), pooled(found).sign
-    if better and worse:
+    if better and worse and 2 * (better + worse) >= len(ahead):
         return "both"
     if not worse and (2 * better >= len(ahead) or together < 0):
         return "DiDiCM"

@@ -13,7 +13,7 @@ from statistics import stdev
 from typing import Any
 
 from advice import write_aim, write_choice, write_conditions, write_defaults, write_findings
-from compared import FOLDER, compare_all, one_call, read_study
+from compared import FOLDER, MANY, PEOPLE, TUNED, compare_all, one_call, read_study
 from measured import read_json, read_lines, write_distill, write_outliers, write_people, write_shift
 from plots import Files
 from questions import on_distillation, on_peaks, on_people, on_shift, on_steps, on_training, on_wrong_labels
@@ -29,7 +29,7 @@ from didicm.experiments.results import (
     read_trials,
     write_plan,
 )
-from didicm.experiments.spec import ONE_CALL, Condition
+from didicm.experiments.spec import ONE_CALL
 from didicm.experiments.study_file import list_studies, load_study
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
@@ -157,27 +157,22 @@ def write_pages() -> Files:
     return files
 
 
-SUMMED_UP = {"borders-cpu": "", "borders-strong-cpu": ", strong augmentation"}  # studies in the README
-SUMMED_UP_ENTRIES = ("standard", "DiDiCM, ResNet blocks, 1 call", "DiDiCM, ResNet blocks, 8 steps")
-
-
 def write_summary(text: str) -> str:
-    """README.md with the tuned studies in one table: what stands for each method, by images per class."""
-    shown, lines, conditions = (TOP1, SCALED_NLL), list[str](), list[Condition]()
-    for name, strong in SUMMED_UP.items():
-        if (stored := read_study(name)) is None:
-            continue
-        rows = stored[1]
-        conditions = conditions or rows.conditions()[::-1]  # others may have more
-        heads = [f"{m.heading}, {c.fraction} per class" for c in conditions for m in shown]
-        lines = lines or [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]
-        for entry in (e for e in rows.entries() if str(e) in SUMMED_UP_ENTRIES):
-            cells = []
-            for condition, metric in product(conditions, shown):
-                estimate = rows.select(entry, condition).estimate(metric)
-                cells.append("" if estimate is None else show(estimate, metric))
-            label = f"{entry}{strong}"
-            lines.append(f"| {label} | {' | '.join(cells)} | {rows.cost_ratio(entry):.1f} |")
+    """README.md with CIFAR-10 at 16 px in one table: both methods and augmentations, by images per class."""
+    shown = (TOP1, SCALED_NLL)
+    found = [x for x in one_call(compare_all()) if x.data == "CIFAR-10" and x.condition.resolution == 16]
+    found = [x for x in found if x.condition.fraction < MANY and not x.wrong_labels]
+    fractions = sorted({x.condition.fraction for x in found})
+    heads = [f"{metric.heading}, {fraction} per class" for fraction, metric in product(fractions, shown)]
+    lines = [f"| | {' | '.join(heads)} | inference |", "|---|" + "---:|" * (len(heads) + 1)]
+    for augmentation, who in product(TUNED, ("standard", "DiDiCM")):
+        here = {x.condition.fraction: x for x in found if x.augmentation == augmentation}
+        cells = []
+        for x, metric in product((here[fraction] for fraction in fractions), shown):
+            rows = read_study(x.study)[1].select(x.best if who == "standard" else x.entry, x.condition)
+            cells.append(show(rows.estimate(metric), metric))
+        cost = 1.0 if who == "standard" else max(x.inference for x in here.values())
+        lines.append(f"| {who}, {augmentation} | {' | '.join(cells)} | {cost:.1f} |")
     before, begin, rest = text.partition("<!-- results: make results -->\n")
     _, end, after = rest.partition("<!-- end of results -->")
     return before + begin + "\n".join(lines) + "\n" + end + after
@@ -217,8 +212,11 @@ def _write_study(files: Files, plan: Plan, rows: Rows) -> str:
     parts += ["Run it again:\n", "```sh", _command(plan), "```\n"] if ships else [f"It was about {NO_LONGER}.\n"]
     if study.name == TRAINED_AGAIN:
         parts += _write_repeated()
-    files[f"{place}/{README}"] = "\n".join(parts)
-    return says[0]
+    page, told = "\n".join(parts), says[0]
+    for table, labels in PEOPLE.items():
+        page, told = page.replace(table, labels), told.replace(table, labels)
+    files[f"{place}/{README}"] = page
+    return told
 
 
 def _write_repeated() -> Iterator[str]:

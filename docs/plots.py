@@ -52,12 +52,14 @@ def draw_gaps(files: Files, asked: list[Compared]) -> str:
         return keep(files, "results/ahead.svg", "Differences under every condition", figure)
 
 
-def draw_dots(files: Files, path: str, title: str, points: Points, ours: str = r"DiDiCM|teacher|student") -> str:
+def draw_dots(
+    files: Files, path: str, title: str, points: Points, axis: str, *, ours: str = r"DiDiCM|teacher|student"
+) -> str:
     """A plot per heading with a line per name: the seeds, and their mean as a dot; ours in colour, by name."""
     with drawing():
         rows = max(map(len, points.values()))
         across = min(2, len(points))
-        size = (5.4 if across > 1 else 6, 0.9 + 0.22 * rows)
+        size = (5.4 if across > 1 else 6, 1.1 + 0.22 * rows)
         figure, axes = make_axes(len(points), across, size=size)
         for plot, (heading, found) in zip(axes, points.items(), strict=True):
             order = sorted(found, key=lambda name: -fmean(found[name]))
@@ -67,4 +69,5 @@ def draw_dots(files: Files, path: str, title: str, points: Points, ours: str = r
                 plot.plot(fmean(found[name]), i, "o", color=colour)
             plot.set_yticks(range(len(order)), order, fontsize=8)
             plot.set_title(heading, fontsize=9)
+            plot.set_xlabel(axis)
         return keep(files, path, title, figure)

@@ -47,6 +47,8 @@ ANSWERS = {  # variant of the standard classifier or of DiDiCM, and the sampler 
     "DiDiCM, 8 augmented steps": (False, RECOMMENDED, "8 augmented steps"),
     "DiDiCM, 8 views": (False, RECOMMENDED, "8 views"),
 }
+AUGMENTED_ANSWERS = ("standard, strong augmentation", "DiDiCM, strong augmentation")
+ANSWERED = (TOP1, NLL, SCALED_NLL)
 PEOPLE = ("standard", "standard, smoothed labels", "DiDiCM, ResNet blocks")
 STEPS = {"steps-cpu": "10 classes", "steps-classes-cpu": "100 classes"}
 AUGMENTED = "argmin, augmented steps"
@@ -194,22 +196,28 @@ def _without_tuning(asked: list[Compared]) -> str:
 def on_wrong_labels(files: Files, asked: list[Compared]) -> Iterator[str]:
     """Labels that people gave, and labels redrawn; all answers, whatever they cost."""
     wrong = [x for x in asked if x.wrong_labels]
-    strong = {x.place: x for x in wrong if x.augmentation == STRONG}
     places = [place for place in read_places("labels-cpu", "noise-cpu") if place.condition.noise]
+    for place, x in product(places, (x for x in wrong if x.augmentation == STRONG)):
+        if x.place == place.name:
+            rows = read_study(x.study)[1]
+            for name, entry in zip(AUGMENTED_ANSWERS, (x.best, x.entry), strict=True):
+                place.answers[name] = rows.select(entry, x.condition)
     changes: dict[str, list[float]] = {}
     for place in places:
         for name in place.answers.keys() - {"standard"}:
             changes.setdefault(name, []).append(place.nll(name) - place.nll("standard"))
-        if place.name in strong:
-            gap = strong[place.name].gaps[SCALED_NLL].theirs - place.nll("standard")
-            changes.setdefault("strong augmentation", []).append(gap)
     order = sorted(changes, key=lambda name: fmean(changes[name]))
     told = "; ".join(f"{signed(changes[name])} ({name})" for name in order)
-    yield f"**With wrong labels, DiDiCM is {_counted(wrong)}; most is gained by {order[0]}.**"
-    yield f"Beside one call of the standard classifier, NLL, T changes by {told}.\n"
+    yield f"**With wrong labels, DiDiCM is {_counted(wrong)}; most is gained by: {order[0]}.**"
+    scaled = [place.nll("standard") - place.answers["standard"].estimate(NLL).mean for place in places]
+    yield (
+        f"Beside one call of the standard classifier, NLL, T changes by {told}. The temperature, fitted to images "
+        f"whose labels are wrong as well, itself changes the NLL of the standard classifier by {signed(scaled)}: "
+        "calibrate on images whose labels were checked.\n"
+    )
     points = {p.short: {name: rows.values(SCALED_NLL) for name, rows in p.answers.items()} for p in places}
-    yield draw_dots(files, "results/wrong-labels.svg", "NLL, T with wrong labels", points)
-    yield from _write_answers([*places, *read_places("ensembles-cpu")], strong)
+    yield draw_dots(files, "results/wrong-labels.svg", "NLL, T with wrong labels", points, "NLL, T")
+    yield from _write_answers([*places, *read_places("ensembles-cpu")])
     studies = {
         "labels-cpu": "labels that people gave",
         "strong-labels-cpu": "the same with strong augmentation",
@@ -219,24 +227,21 @@ def on_wrong_labels(files: Files, asked: list[Compared]) -> Iterator[str]:
     yield f"Studies: {', '.join(link(name, text) for name, text in studies.items())}.\n"
 
 
-def _write_answers(places: list[Place], strong: dict[str, Compared]) -> Iterator[str]:
-    """Top-1 and NLL, T of every answer under every condition, what it costs, and what one call is worth."""
+def _write_answers(places: list[Place]) -> Iterator[str]:
+    """Every answer under every condition, what it costs, and what one call is worth."""
     yield (
-        "Top-1 in per cent and NLL, T, means over seeds; inference: multiply-adds relative to one call of the "
-        "standard classifier. Labels are smoothed unless said otherwise; trials of generalised cross-entropy are "
-        "judged by NLL, too, which it does not minimise.\n"
+        "Top-1 in per cent, NLL as trained, and NLL, T, means over seeds; inference: multiply-adds relative to "
+        "one call of the standard classifier. Labels are smoothed unless said otherwise; trials of generalised "
+        "cross-entropy are judged by NLL, too, which it does not minimise.\n"
     )
     yield f"| | {' | '.join(place.short for place in places)} | inference |"
     yield "|---|" + "---:|" * (len(places) + 1)
-    for name in (name for name in ANSWERS if any(name in place.answers for place in places)):
-        rows = [place.answers.get(name) for place in places]
-        cells = ["" if x is None else _pair(x.estimate(TOP1).mean, x.estimate(SCALED_NLL).mean) for x in rows]
-        yield f"| {name} | {' | '.join(cells)} | {spread([p.price(name) for p in places if name in p.answers])} |"
-    for who, side in (("standard", "theirs"), ("DiDiCM", "ours")):
-        gaps = [strong[p.name].gaps if p.name in strong else None for p in places]
-        cells = ["" if g is None else _pair(getattr(g[TOP1], side), getattr(g[SCALED_NLL], side)) for g in gaps]
-        costs = [1.0 if side == "theirs" else x.inference for x in strong.values()]
-        yield f"| {who}, strong augmentation | {' | '.join(cells)} | {spread(costs)} |"
+    for name in (*ANSWERS, *AUGMENTED_ANSWERS):
+        having = [place for place in places if name in place.answers]
+        if having:
+            means = [[p.answers[name].estimate(m).mean for m in ANSWERED] if p in having else [] for p in places]
+            cells = [" / ".join(m.text(x) for m, x in zip(ANSWERED, found, strict=False)) for found in means]
+            yield f"| {name} | {' | '.join(cells)} | {spread([place.price(name) for place in having])} |"
     worths = [worth(place.nll("DiDiCM"), place.members) if place.members else None for place in places]
     cells = ["" if x is None else _members(x) for x in worths]
     yield f"| *members of an ensemble that DiDiCM is worth* | {' | '.join(cells)} | |\n"
@@ -276,7 +281,7 @@ def on_people(files: Files) -> Iterator[str]:
         f"The rank correlation of the entropies is at most {max(known):.2f}: people saw the images in full size, "
         "the networks a few pixels of them.\n"
     )
-    yield draw_dots(files, "results/people.svg", "Divergence from people, temperature-scaled", points)
+    yield draw_dots(files, "results/people.svg", "Divergence from people", points, "divergence, T (nats)")
     yield f"| divergence, T | {' | '.join(points)} |"
     yield "|---|" + "---:|" * len(points)
     for name in dict.fromkeys(name for found in points.values() for name in found):
@@ -358,7 +363,12 @@ def on_training(files: Files) -> Iterator[str]:
     yield f"**The lowest NLL, T at equal multiply-adds: {'; '.join(told)}.**\n"
     points = {t.capitalize(): {name: r.values(SCALED_NLL) for name, r in own.items()} for t, own in found.items()}
     yield draw_dots(
-        files, "results/training.svg", "NLL, T at equal multiply-adds of training", points, r"(?!cross-entropy)"
+        files,
+        "results/training.svg",
+        "NLL, T at equal multiply-adds of training",
+        points,
+        "NLL, T",
+        ours=r"(?!cross-entropy)",
     )
     yield f"| top-1 / NLL, T | {' | '.join(found)} |"
     yield "|---|" + "---:|" * len(found)
@@ -395,7 +405,7 @@ def on_distillation(files: Files) -> Iterator[str]:
         told.append(f"*{name}* {gap:+.3f} (95 % interval {low:+.3f} to {high:+.3f})")
     yield f"Beside that one call: {'; '.join(told)}.\n"
     points = {"NLL as trained": {name: [seed[name][NLL.name] for seed in seeds] for name in means}}
-    yield draw_dots(files, "results/one-call.svg", "NLL of one call and of several", points)
+    yield draw_dots(files, "results/one-call.svg", "NLL of one call and of several", points, "NLL")
     yield "| | top-1 % | NLL | multiply-adds, relative |"
     yield "|---|---:|---:|---:|"
     for name in means:
@@ -431,7 +441,7 @@ def on_shift(files: Files) -> Iterator[str]:
         }
         for fraction, a in _shift_kinds(runs)
     }
-    yield draw_dots(files, "results/shift.svg", "NLL of worse images", panels)
+    yield draw_dots(files, "results/shift.svg", "NLL of worse images", panels, "NLL")
     yield f"| NLL | clean | {' | '.join(f'severity {k}' for k in range(1, last + 1))} |"
     yield "|---|" + "---:|" * (last + 1)
     for (fraction, a), method in product(_shift_kinds(runs), ("standard", "DiDiCM")):

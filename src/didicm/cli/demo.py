@@ -37,8 +37,8 @@ METHODS = ("standard", "standard-smooth", "didicm-few")  # DiDiCM as recipe few 
 # On a CPU: as many trainings at a time as it has cores, of images too small to keep a GPU busy.
 SETTINGS = {"batch_size": 50, "image.channels": 1, "run.accelerator": "cpu"}
 NOTE = (
-    "Where there are fewer images there are more epochs. DiDiCM is on the blocks of the standard classifier, half of "
-    "its labels masked in training, and asked once; the trajectories are of eight steps."
+    "Where there are fewer images there are more epochs. DiDiCM is on the blocks of the standard classifier, half "
+    "of its labels masked in training, and asked once; the trajectories are of eight steps."
 )
 NEXT = """
 Next, on your own images (a folder with one subfolder per class):

@@ -102,7 +102,8 @@ def difference_table(rows: Rows) -> Table:
     entries = rows.entries()
     pairs = [(e, baseline) for e in entries if not e.method.baseline for baseline in baselines_of(e, entries)]
     body: list[list[str]] = []
-    for condition in [*rows.conditions(), None]:
+    conditions = rows.conditions()
+    for condition in [*conditions, *([None] if len(conditions) > 1 else [])]:
         body.append([str(condition) if condition else "all conditions together"] + [""] * len(metrics))
         for entry, baseline in pairs:
             ours, theirs = rows.select(entry, condition), rows.select(baseline, condition)

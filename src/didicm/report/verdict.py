@@ -212,6 +212,8 @@ def _interval(gap: Estimate, metric: Metric) -> str:
     text = f"a difference of {metric.text(gap.mean, '+')}{' points' * metric.percent}"
     if gap.half is None:
         return f"{text} from a single run each, which says little"
+    if gap.n == 2 and not gap.half:
+        return f"{text} in both seeds, too few to tell an interval"
     most = 1.0 if metric.percent else math.inf  # two seeds may leave more open than is possible
     low, high = (metric.text(min(max(gap.mean + end, -most), most), "+") for end in (-gap.half, gap.half))
     return f"{text} (95 % interval {low} to {high}, {gap.n} seeds)"
