@@ -119,9 +119,7 @@ def carry_out(options: TrainOptions, base: TrainConfig, *changes: Mapping[str, A
     others = f"last: {folder / LAST}"
     others += f"   ensemble: {folder / SNAPSHOTS}" if config.optimizer.snapshots else ""
     best = f" (NLL {progress.best[1]:.3f}, accuracy {100 * progress.best[0]:.1f} %)" if progress.best else ""
-    console.print(
-        f"best model: {folder / BEST}{best}   last: {folder / LAST}{snapshots}   numbers: {folder / METRICS}"
-    )
+    console.print(f"best model: {folder / BEST}{best}   {others}   numbers: {folder / METRICS}")
     return 0
 
 
