@@ -53,9 +53,9 @@ didicm compare --recipe few --tune 8 --data photos --out runs/compare          #
 ```
 
 With crops and flips alone, add `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0 --epochs 50` to
-recipe `few`, for DiDiCM also `--mask 0.5`; a comparison has them without `--recipe few`. For photographs start from [a
-pretrained backbone](guides/few-images.md). Terms are explained in [the mathematics](maths.md) and
-in [reading the report](guides/compare.md#reading-the-report).
+recipe `few`, for DiDiCM also `--mask 0.5`; a comparison has them without `--recipe few`. For photographs start
+from [a pretrained backbone](guides/few-images.md). Terms are explained in [the mathematics](maths.md) and in
+[reading the report](guides/compare.md#reading-the-report).
 """
 SEEN_BRIEFLY = 20_000  # images in all
 DEFAULTS = (  # recipe, setting, what the study showed, the study

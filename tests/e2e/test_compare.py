@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from didicm.experiments.results import read_results
+
 ABSENT = "mps" if torch.cuda.is_available() else "cuda"  # no machine has both
 TINY = [
     "--data=fashion-mini",
@@ -37,6 +39,22 @@ def test_compare_runs_resumes_extends_and_reports(tmp_path, request, works, fail
 
     error = fails("compare", *TINY, methods, f"--out={out}", "--set=optimizer.lr=0.1")
     assert "started with other settings (optimizer.lr is 0.005, not 0.1)" in error
+
+
+def test_opponents_at_the_same_price_can_be_asked_for(tmp_path, works, unrendered, few_pictures):
+    methods = "--methods=standard,ensemble,swa,didicm-few"
+    epochs = [x for x in TINY if not x.startswith("--epochs")] + ["--epochs=2"]
+    works("compare", *epochs, methods, "--views=2", f"--out={tmp_path}", "--seeds=1")
+    samplers = {
+        result.method: [measured.sampler for measured in result.measurements if measured.posteriors]
+        for result in read_results(tmp_path)
+    }
+    assert samplers == {
+        "standard": ["1 call", "2 views"],
+        "standard, ensemble": ["4 members"],
+        "standard, SWA": ["1 call", "2 views"],
+        "DiDiCM, ResNet blocks": ["1 call", "2 steps", "2 views", "2 augmented steps"],
+    }
 
 
 @pytest.mark.parametrize(
