@@ -8,7 +8,6 @@ from statistics import fmean
 
 from compared import (
     ADVISED,
-    ALIKE,
     BLACK,
     BRIER,
     CROPS,
@@ -30,6 +29,7 @@ from didicm.experiments.spec import ONE_CALL, Condition
 from didicm.experiments.tune import combine, cost_of_one_draw
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Metric, Rows
 from didicm.report.tables import NORMALIZED_AURC
+from didicm.report.verdict import ALIKE
 from didicm.settings import load_recipe
 from didicm.text import count
 

@@ -9,6 +9,7 @@ from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import Plan, read_plan, read_results
 from didicm.experiments.spec import ONE_CALL, Condition
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, rows_of
+from didicm.report.verdict import ALIKE
 
 FOLDER = Path(__file__).parent / "results"
 RECOMMENDED = "ResNet blocks"  # the variant of DiDiCM that is compared
@@ -41,7 +42,6 @@ PEOPLE = {  # tables of labels of the studies labels-cpu and strong-labels-cpu
     "labels of worse.csv": "labels of people, 40 % wrong",
 }
 FEW, MANY = 50, 1000  # images per class
-ALIKE = 1.3  # times the multiply-adds of the standard classifier, at most, are the same price
 
 
 @cache

@@ -116,10 +116,10 @@ def carry_out(options: TrainOptions, base: TrainConfig, *changes: Mapping[str, A
             f"{count(progress.unreadable, 'training image')} could not be read: see didicm doctor "
             f"{quoted(config.data)}"
         )
-    others = f"last: {folder / LAST}"
-    others += f"   ensemble: {folder / SNAPSHOTS}" if config.optimizer.snapshots else ""
     best = f" (NLL {progress.best[1]:.3f}, accuracy {100 * progress.best[0]:.1f} %)" if progress.best else ""
-    console.print(f"best model: {folder / BEST}{best}   {others}   numbers: {folder / METRICS}")
+    snapshots = f"   ensemble: {folder / SNAPSHOTS}" if config.optimizer.snapshots else ""
+    console.print(f"best model: {folder / BEST}{best}")
+    console.print(f"last: {folder / LAST}{snapshots}   numbers: {folder / METRICS}")
     return 0
 
 
