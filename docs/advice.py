@@ -46,10 +46,13 @@ USES = {
     "both": "Compare both, for it differs from case to case,",
 }
 COMMANDS = """```sh
-didicm train --recipe few --method standard --data photos --out runs/standard  # with strong augmentation
-didicm train --recipe few --data photos --out runs/didicm                      # DiDiCM, likewise
-didicm train --recipe small --method standard --data photos --out runs/many    # thousands of images per class
-didicm compare --recipe few --tune 8 --data photos --out runs/compare          # which is better on your images
+# a standard classifier and DiDiCM, with strong augmentation
+didicm train --recipe few --method standard --data photos --out runs/standard
+didicm train --recipe few --data photos --out runs/didicm
+# thousands of images per class
+didicm train --recipe small --method standard --data photos --out runs/many
+# which is better on your images
+didicm compare --recipe few --tune 8 --data photos --out runs/compare
 ```
 
 With crops and flips alone, add `--augment.auto-augment none --augment.mixup 0 --augment.cutmix 0 --epochs 50` to

@@ -212,12 +212,12 @@ def test_the_commands_of_the_pages_of_results_name_studies_and_options_that_exis
 
 def test_the_commands_of_the_results_page_run(works, tmp_path, monkeypatch):
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^didicm (.+?) +#.*$", text, re.MULTILINE)
-    plain = [f"{commands[0]} {re.search('add `(--augment.+?)` to recipe', text)[1]}"]
-    plain += [f"{commands[1]} {plain[0].partition(' runs/standard ')[2]} --mask 0.5"]
+    commands = re.findall(r"^didicm (.+)$", text, re.MULTILINE)
+    plain = re.search(r"alone, add `(.+?)`", text)[1]
+    assert "`--mask 0.5`" in text
     assert [command.split()[0] for command in commands] == ["train", "train", "train", "compare"]
     monkeypatch.chdir(tmp_path)
-    for command in (*commands, *plain):
+    for command in (*commands, f"{commands[0]} {plain}", f"{commands[1]} {plain} --mask 0.5"):
         works(*command.replace("photos", "fashion-mini").split(), "--dry-run")
 
 
