@@ -176,7 +176,7 @@ def search_table(trials: Sequence[Trial], conditions: Sequence[Condition]) -> Ta
     header = ["", *SEARCHED.values(), "held-out NLL", "top-1 %", " "]
     kept = any(trial.losses for trial in trials)  # earlier versions had no such rule
     note = (
-        "as many trials for every method, the first with its settings as they are; what two methods share "
+        "as many trials for every method, the first with its settings as they are; what two trials share "
         "is listed once; judged by the NLL of held-out training images as trained "
         f"({f'{draws} draws of ' if draws > 1 else ''}{held_out} images)"
         f"{'; another learning rate or weight decay must be better by two standard errors' if kept else ''}"
