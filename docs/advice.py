@@ -133,7 +133,7 @@ def _on_augmentation(asked: list[Compared]) -> str:
     for x in asked:
         places.setdefault(x.place, {})[x.augmentation] = x
     changes: dict[str, list[float]] = {}
-    briefly_seen = f", {SEEN_BRIEFLY:,} images and more, each seen some ten times, which is too short to judge it"
+    briefly_seen = f" from {SEEN_BRIEFLY:,} images on"
     for briefly, suffix in ((False, ""), (True, briefly_seen)):
         for found in places.values():
             same = len(found) == len(TUNED) and (briefly or found[CROPS].shows_black == found[STRONG].shows_black)
@@ -144,8 +144,9 @@ def _on_augmentation(asked: list[Compared]) -> str:
     return (
         "- **First decide on the augmentation**: it matters more than the method. Where an image stays in its "
         "class when it is distorted and mixed (RandAugment, Mixup, CutMix), augment strongly and train long. It "
-        f"changes the NLL, T of the standard classifier by {'; '.join(told)}. It also helps, and by far more, "
-        "where images [get worse](#7-what-if-images-get-worse-than-those-of-training) than those of training."
+        f"changes the NLL, T of the standard classifier by {'; '.join(told)}; so many images were seen some ten "
+        "times each, too few to judge it. It also helps, and by far more, where images [get "
+        "worse](#7-what-if-images-get-worse-than-those-of-training) than those of training."
     )
 
 
@@ -354,9 +355,9 @@ def _on_temperature(asked: list[Compared]) -> Iterator[str]:
     wrong, right = ([x.by_temperature for x in asked if x.wrong_labels == side] for side in (True, False))
     text = (
         "- **Fit a temperature** (`didicm calibrate`) on images whose labels are right: it changed the NLL of "
-        f"the best standard classifier by {min(right):+.3f} to {max(right):+.3f}, {fmean(right):+.3f} in the mean"
+        f"the best standard classifier by {signed(right)}, {signed([fmean(right)])} in the mean"
     )
-    yield text + (f", and by {min(wrong):+.3f} to {max(wrong):+.3f} with wrong ones." if wrong else ".")
+    yield text + (f", and by {signed(wrong)} with wrong ones." if wrong else ".")
 
 
 def _on_confidence() -> Iterator[str]:
@@ -366,7 +367,7 @@ def _on_confidence() -> Iterator[str]:
         for name in dict.fromkeys(name for names in TUNED.values() for name in names)
         if (stored := read_study(name))
         for row in stored[1]
-        if row.method.baseline and row.value(NORMALIZED_AURC) is not None
+        if row.method.baseline and row.entry.sampler == ONE_CALL and row.value(NORMALIZED_AURC) is not None
     ]
     lower = sum(normalised < plain for normalised, plain in pairs)
     advice = "their probability" if 2 * lower < len(pairs) else "normalised logits"
@@ -417,10 +418,10 @@ def write_conditions(once: list[Compared], often: list[Compared]) -> str:
     parts = [
         "# Condition by condition\n",
         "Every comparison that [Results](../results.md) counts. The standard classifier is the best of its "
-        "variants at the price of one call, chosen for each condition and metric in its favour. **+** and **-** "
-        "mark where DiDiCM is better or worse beyond the 95 % interval of the difference over seeds, paired; of "
-        "a hundred such comparisons, five would be marked by chance. T: temperature-scaled. Inference and "
-        "training: multiply-adds relative to the standard classifier's.\n",
+        "variants that cost about as much to ask, chosen on the test images for each condition and metric, in "
+        "its favour. **+** and **-** mark where DiDiCM is better or worse beyond the 95 % interval of the "
+        "difference over seeds, paired; some of so many are marked by chance. T: temperature-scaled. Inference "
+        "and training: multiply-adds relative to the standard classifier's.\n",
     ]
     titles = {f"One view of each image, {a}": [x for x in once if x.augmentation == a] for a in TUNED}
     titles["Several augmented views of each image"] = often

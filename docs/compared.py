@@ -143,7 +143,9 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
             best = min(theirs, key=lambda e: here.select(e).estimate(SCALED_NLL).mean)
             costs = [here.select(e).training_cost() for e in (ours, best)]
             nll, scaled = (here.select(best).estimate(m).mean for m in (NLL, SCALED_NLL))
-            settings = next(x for name, x in plan.settings.items() if name.startswith(f"{ours.method}, "))
+            # A study that was run in parts has stored the settings of its last part alone.
+            same = [plan.settings.get(f"{ours.method}, {x}") for x in (condition, *rows.conditions())]
+            settings = next(x for x in same if x is not None)
             yield Compared(
                 plan.study.name,
                 augmentation,
@@ -179,7 +181,13 @@ def spread(values: list[float], digits: int = 1) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def signed(values: list[float]) -> str:
+def signed(values: list[float], digits: int = 3) -> str:
     """The lowest and the highest of some differences."""
-    low, high = (f"{x:+.3f}".replace("-", MINUS) for x in (min(values), max(values)))
+    low, high = (f"{x:+.{digits}f}".replace("-", MINUS) for x in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
+
+
+def with_interval(gaps: list[float], digits: int = 3) -> str:
+    """The mean of differences over seeds, and its interval."""
+    mean, low, high = seed_interval(gaps)
+    return f"{signed([mean], digits)} (95 % interval {signed([low, high], digits)})"

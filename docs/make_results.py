@@ -13,12 +13,11 @@ from statistics import stdev
 from typing import Any
 
 from advice import write_aim, write_choice, write_conditions, write_defaults, write_findings
-from compared import FOLDER, MANY, PEOPLE, TUNED, compare_all, one_call, read_study
+from compared import FOLDER, MANY, PEOPLE, TUNED, compare_all, one_call, read_study, with_interval
 from measured import read_json, read_lines, write_distill, write_outliers, write_people, write_shift
 from plots import Files
 from questions import on_distillation, on_peaks, on_people, on_shift, on_steps, on_training, on_wrong_labels
 
-from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import (
     RESULTS,
     TRIALS,
@@ -37,6 +36,7 @@ from didicm.report.records import NLL, SCALED_NLL, TOP1, Rows
 from didicm.report.tables import show
 from didicm.report.verdict import verdict
 
+CHANGED = {"seeds": "seeds", "tune": "trials"}  # what a study may ask for more of since it was run
 PAGE, README = Path("results.md"), "README.md"
 ORDER = (
     "fair",
@@ -195,6 +195,9 @@ def _write_study(files: Files, plan: Plan, rows: Rows) -> str:
     ships = study.name in list_studies()
     missing = [str(c) for c in load_study(study.name).conditions if c not in study.conditions] if ships else []
     parts += [f"Not run yet: {'; '.join(missing)}.\n"] if missing else []
+    now = load_study(study.name) if ships else study
+    changed = [what for name, what in CHANGED.items() if getattr(study, name) != getattr(now, name)]
+    parts += [f"Run before the study got more {' and '.join(changed)}.\n"] if changed else []
     squared = {x for x, settings in plan.settings.items() if settings.get("time_sampling") == "squared"}
     who = [
         str(method)
@@ -233,11 +236,9 @@ def _write_repeated() -> Iterator[str]:
             if new.sampler == ONE_CALL
         ]
         digits = 1 if metric.scale == 100 else 3
-        mean, low, high = seed_interval(gaps)
-        interval = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}"
         yield (
-            f"- {metric.heading} of one call: {mean:+.{digits}f} in the mean of {len(gaps)} trainings "
-            f"({interval}), {stdev(gaps):.{digits}f} from one training to another."
+            f"- {metric.heading} of one call: {with_interval(gaps, digits)} in the mean of {len(gaps)} trainings, "
+            f"{stdev(gaps):.{digits}f} from one training to another."
         )
     yield ""
 

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from statistics import fmean, stdev
 from typing import Any
 
-from compared import FOLDER
+from compared import FOLDER, with_interval
 
-from didicm.evaluation.intervals import seed_interval
 from didicm.report.records import NLL, Metric
 
 BACK = "\n[Results](../../results.md)\n"
@@ -31,12 +30,12 @@ SHIFT_HEAD = """# Worse images
 {back}
 *What do images that get worse than those of training do to a calibrated model?*
 
-The models of studies [fashion-cpu](../fashion-cpu/README.md) and [strong-fashion-cpu](../strong-fashion-
-cpu/README.md) at 14 px, each with its own length of training, by `didicm evaluate --shift`: clean images, and
-means over the corruptions at severities 1 to 5. Half of the validation images calibrate, the others are measured
-on; the temperature is fitted to clean images. "Flagged" are images that the outlier score calls unlike those of
-training, at 5 % false alarms; its threshold was set on these images, so that 5 % of the clean ones lie above it by
-construction.
+The models of two studies at 14 px, [with crops and flips](../fashion-cpu/README.md) and
+[with strong augmentation](../strong-fashion-cpu/README.md), each with its own length of training, by
+`didicm evaluate --shift`: clean images, and means over the corruptions at severities 1 to 5. Half of the
+validation images calibrate, the others are measured on; the temperature is fitted to clean images. "Flagged" are
+images that the outlier score calls unlike those of training, at 5 % false alarms; its threshold was set on these
+images, so that 5 % of the clean ones lie above it by construction.
 """
 OUTLIERS_HEAD = """# Foreign images
 {back}
@@ -108,8 +107,8 @@ def write_distill(seeds: list[dict[str, dict[str, float]]]) -> Iterator[str]:
     yield DISTILL_HEAD.format(back=BACK)
     teacher, *others = seeds[0]
     for name in others:
-        gap, low, high = seed_interval([seed[name][NLL.name] - seed[teacher][NLL.name] for seed in seeds])
-        yield f"- *{name}*: NLL {gap:+.3f} from *{teacher}* (95 % interval {low:+.3f} to {high:+.3f})."
+        gaps = [seed[name][NLL.name] - seed[teacher][NLL.name] for seed in seeds]
+        yield f"- *{name}*: NLL {with_interval(gaps)} from *{teacher}*."
     yield f"\n| | {' | '.join(metric.heading for metric in metrics)} | M multiply-adds |"
     yield "|---|" + "---:|" * (len(metrics) + 1)
     for name in seeds[0]:

@@ -22,6 +22,7 @@ from compared import (
     read_study,
     signed,
     spread,
+    with_interval,
 )
 from measured import SHIFTED, Line, mean_and_spread, read_json, read_lines, same_entry
 from plots import Files, draw_dots, draw_gaps
@@ -118,9 +119,8 @@ def _counted(found: list[Compared]) -> str:
     for augmentation in TUNED:
         ahead = [x.ahead for x in found if x.augmentation == augmentation]
         counts = zip(("ahead", "level", "behind"), (1, 0, -1), strict=True)
-        told.append(
-            f"{', '.join(f'{word} under {ahead.count(sign)}' for word, sign in counts)} with {augmentation}"
-        )
+        words = ", ".join(f"{word} under {ahead.count(sign)}" for word, sign in counts)
+        told.append(f"{words} conditions with {augmentation}")
     return "; ".join(told)
 
 
@@ -134,11 +134,11 @@ def on_peaks(files: Files, asked: list[Compared]) -> Iterator[str]:
     lowest = [
         min((getattr(x.gaps[SCALED_NLL], side), a, side) for a, x in found.items() for side in ("ours", "theirs"))
         for found in by_place.values()
-        if len(found) == len(TUNED)
+        if len(found) == len(TUNED) and len({x.shows_black for x in found.values()}) == 1
     ]
     yield (
-        f"- **Who has the higher peak?** Of {count(len(lowest), 'condition')} with both augmentations, the lowest "
-        "NLL, T of all four answers is one with strong augmentation under "
+        f"- **Who has the higher peak?** Of {count(len(lowest), 'condition')} where both augmentations show the "
+        "same border, the lowest NLL, T of all four answers is one with strong augmentation under "
         f"{sum(a == STRONG for _, a, _ in lowest)}, and one of DiDiCM under "
         f"{sum(side == 'ours' for *_, side in lowest)}."
     )
@@ -197,8 +197,8 @@ def _without_tuning(asked: list[Compared]) -> str:
     told = " and ".join(f"for {name} under {found}" for name, found in longest.items())
     return (
         "- **Who is better without tuning?** At the length that a study gives to all its methods, DiDiCM has the "
-        f"lower NLL on held-out images under {ahead} of {conditions} (one training each). The longest training "
-        f"that was tried was the best {told}, so more may be better for both."
+        f"lower NLL on held-out images under {ahead} of {conditions} (a trial each). The longest training that "
+        f"was tried was the best {told}, so more may be better for both."
     )
 
 
@@ -233,7 +233,8 @@ def on_wrong_labels(files: Files, asked: list[Compared]) -> Iterator[str]:
     )
     yield from _write_answers(places)
     yield "The same answers where labels are right:\n"
-    yield from _write_answers(list(read_places("ensembles-cpu")))
+    right = [place for place in read_places("ensembles-cpu", "noise-cpu") if not place.condition.noise]
+    yield from _write_answers(right)
     studies = {
         "labels-cpu": "labels that people gave",
         "strong-labels-cpu": "the same with strong augmentation",
@@ -412,8 +413,7 @@ def on_distillation(files: Files) -> Iterator[str]:
     )
     told = []
     for name in (name for name in means if name.startswith("student")):
-        gap, low, high = seed_interval([seed[name][NLL.name] - seed[PLAIN][NLL.name] for seed in seeds])
-        told.append(f"*{name}* {gap:+.3f} (95 % interval {low:+.3f} to {high:+.3f})")
+        told.append(f"*{name}* {with_interval([seed[name][NLL.name] - seed[PLAIN][NLL.name] for seed in seeds])}")
     yield f"Beside that one call: {'; '.join(told)}.\n"
     points = {"NLL as trained": {name: [seed[name][NLL.name] for seed in seeds] for name in means}}
     yield draw_dots(files, "results/one-call.svg", "NLL of one call and of several", points, "NLL")
@@ -461,7 +461,8 @@ def on_shift(files: Files) -> Iterator[str]:
     yield f"\n| DiDiCM {MINUS} standard at severity {last} | NLL | top-1, points |"
     yield "|---|---:|---:|"
     for (fraction, a), nll, top1 in zip(_shift_kinds(runs), *gaps.values(), strict=True):
-        cells = [f"{m:+.{d}f} ({low:+.{d}f} to {high:+.{d}f})" for (m, low, high), d in ((nll, 3), (top1, 1))]
+        shown = ((nll, 3), (top1, 1))
+        cells = [f"{signed([mean], d)} ({signed([low, high], d)})" for (mean, low, high), d in shown]
         yield f"| {a}, {fraction} images per class | {' | '.join(cells)} |"
     yield (
         "\nMean over the corruptions, then mean and standard deviation over seeds; the temperature is fitted to "

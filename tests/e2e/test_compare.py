@@ -42,8 +42,8 @@ def test_compare_runs_resumes_extends_and_reports(tmp_path, request, works, fail
 
 
 def test_opponents_at_the_same_price_can_be_asked_for(tmp_path, works, unrendered, few_pictures):
-    methods = "--methods=standard,ensemble,swa,didicm-few"
-    epochs = [x for x in TINY if not x.startswith("--epochs")] + ["--epochs=2"]
+    methods = "--methods=standard,ensemble,snapshots,swa,didicm-few"
+    epochs = [x for x in TINY if not x.startswith("--epochs")] + ["--epochs=5"]
     works("compare", *epochs, methods, "--views=2", f"--out={tmp_path}", "--seeds=1")
     samplers = {
         result.method: [measured.sampler for measured in result.measurements if measured.posteriors]
@@ -52,6 +52,7 @@ def test_opponents_at_the_same_price_can_be_asked_for(tmp_path, works, unrendere
     assert samplers == {
         "standard": ["1 call", "2 views"],
         "standard, ensemble": ["4 members"],
+        "standard, snapshots": ["5 members"],
         "standard, SWA": ["1 call", "2 views"],
         "DiDiCM, ResNet blocks": ["1 call", "2 steps", "2 views", "2 augmented steps"],
     }

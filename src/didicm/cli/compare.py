@@ -91,8 +91,8 @@ class CompareOptions(StudyOptions):
         fractions: fractions of the training images, such as 1,0.5,0.25; whole numbers from 2 are images per class
         corruptions: corruptions of all images, such as none,noise:3,blur:2+jpeg:4
         label_noises: shares of wrong training labels, such as 0,0.2,0.4, or files of confusion matrices
-        methods: methods to compare; also ensemble, snapshots and swa, and didicm-few, the network of recipe few,
-            is for a DiDiRN alone
+        methods: methods to compare; there are ensemble, snapshots and swa as well; didicm-few, the network of
+            recipe few, is for a DiDiRN alone
         seeds: trainings per method and condition
         epochs: epochs of every training; by default the recipe's
         views: measure answers that look at so many augmented views of each image, too, such as 8

@@ -127,7 +127,7 @@ class Plan(_Stored):
     def conflict(self, new: "Plan") -> str:
         """What a new plan for the same folder changes, if anything; methods, conditions and seeds may join."""
         before, now = self.study, new.study
-        for name in ("held_out", "tune", "holdouts"):
+        for name in ("held_out", "tune", "holdouts", "views"):
             asked, wanted = getattr(before, name), getattr(now, name)
             if asked != wanted:
                 return f"{name} is {asked:g}, not {wanted:g}"

@@ -280,6 +280,8 @@ def _mistakes(study: Study) -> Iterator[tuple[bool, str]]:
     yield twice is not None, f"two methods are called {twice!r}: give one of them a variant"
     yield study.held_out == 1, "held_out must be below 1, or no image is left to train on"
     yield bool(study.tune) and not study.held_out, "tune needs held-out images to judge by: set held_out above 0"
+    both = study.views > 1 and bool(study.samplers or study.baseline_samplers)
+    yield both, "views adds to the usual samplers: with samplers of your own, name those with views among them"
     yield not study.conditions, "resolutions, fractions, corruptions and label_noises need at least one entry each"
     for condition in study.conditions:
         if condition.corruption is not None:

@@ -12,7 +12,7 @@ from didicm.errors import UserError, did_you_mean
 from didicm.experiments.spec import PUBLISHED, STUDIES, Condition, Method, SamplerSpec, Study
 from didicm.files import read_yaml
 from didicm.settings import load_recipe
-from didicm.values import Amount, coerce, override
+from didicm.values import Amount, coerce, flatten, override
 
 MOST = 1000  # samplers of one kind, or conditions
 
@@ -41,7 +41,7 @@ METHODS = {
     ),
     # What a higher price buys a standard classifier
     "ensemble": Method("standard", "ensemble", settings=SMOOTHED, members=4),
-    "snapshots": Method("standard", "snapshots", settings={**SMOOTHED, "optimizer.snapshots": 4}),
+    "snapshots": Method("standard", "snapshots", settings={**SMOOTHED, "optimizer.snapshots": 5}),
     "swa": Method("standard", "SWA", settings={**SMOOTHED, "optimizer.swa": 0.5, "optimizer.ema": None}),
 }
 USUAL = ("standard", "standard-smooth", "didicm-score", "didicm-posterior", "didicm-few")
@@ -83,13 +83,15 @@ def compare_study(
         chosen.pop("didicm-few", None)  # its blocks are those of a DiDiRN
         if {"didicm-score", "didicm-posterior"} <= chosen.keys():  # the recipe's own first: it stands for DiDiCM
             chosen["didicm-score"] = chosen.pop("didicm-score")
-    if "didicm-few" in chosen and config.model_args.get("layout") == "resnet":  # it is the recipe's own: first
-        chosen.pop("didicm-posterior", None)
-        chosen = dict.fromkeys(sorted(chosen, key=lambda name: name == "didicm-score"))
     compared = {name: METHODS[name] for name in chosen}
     if "didicm-few" in compared and (config.augment.mixup or config.augment.cutmix):
         few = compared["didicm-few"]
         compared["didicm-few"] = replace(few, settings={**few.settings, "mask": load_recipe("few").mask})
+    pair = [method for name, method in compared.items() if name in ("didicm-few", "didicm-posterior")]
+    resolved = [flatten(override(config, method.settings)) for method in pair]
+    if len(pair) == 2 and resolved[0] == resolved[1]:  # under recipe few; it stands for DiDiCM
+        del compared["didicm-posterior"]
+        compared = dict(sorted(compared.items(), key=lambda item: item[0] == "didicm-score"))
     conditions = product(resolutions or (None,), fractions, corruptions, label_noises)
     return Study(
         name="comparison",

@@ -84,7 +84,7 @@ def _draw_lines(
         plot.axhline(0, color="#333333", linewidth=1)
     elif steps and metric == NLL:  # the worst would hide the rest
         best = min(x.mean for line in lines for x in line.values[NLL] if x is not None)
-        plot.set_ylim(0.98 * best, 1.3 * best)
+        plot.set_ylim(0.98 * best, 1.6 * best)
     else:
         _clamp(plot, metric)
 

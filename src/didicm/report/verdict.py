@@ -187,15 +187,16 @@ def _on_length(rows: Rows) -> list[str]:
     for row in (row for row in rows if row.main):
         if row.run.final_epochs_gain is not None:
             gains.setdefault(str(row.method), []).append(row.run.final_epochs_gain)
-        if (nll := row.value(NLL)) is not None:
+        nll = row.value(SCALED_NLL) or row.value(NLL)  # else an overconfident answer would count as well
+        if nll is not None:
             shares.setdefault(str(row.method), []).append(nll / math.log(row.run.num_classes))
-    hardly = {name: share for name, found in shares.items() if HARDLY < (share := sum(found) / len(found)) < 1}
+    hardly = {name: share for name, found in shares.items() if (share := sum(found) / len(found)) > HARDLY}
     says = []
     if hardly:
         told = ", ".join(f"{name} ({100 * share:.0f} %)" for name, share in hardly.items())
         says.append(
             f"Hardly learnt anything yet, by the NLL relative to that of the uniform answer: {told}. Such "
-            "trainings are too short to compare: give more --epochs, or let --tune choose them."
+            "trainings are too short to compare: give them more epochs, or let --tune choose the length."
         )
     means = {name: sum(found) / len(found) for name, found in gains.items()}
     unfinished = [f"{name} ({100 * mean:.0f} %)" for name, mean in means.items() if mean > STILL_LEARNING]

@@ -285,6 +285,7 @@ def test_a_folder_keeps_to_its_settings_and_may_grow(plan):
     assert stored.conflict(plan({"optimizer.lr": 0.1})) == "optimizer.lr is 0.005, not 0.1"
     assert stored.conflict(plan({"model_args": {"width": 0.25}})) == "model_args.width is 0.125, not 0.25"
     assert stored.conflict(plan(held_out=0.2)) == "held_out is 0.1, not 0.2"
+    assert stored.conflict(plan(views=2)) == "views is 1, not 2"
     for times, told in (("uniform", ""), ("squared", "time_sampling is squared, no longer an option")):
         older = {kind: {**settings, "time_sampling": times} for kind, settings in stored.settings.items()}
         assert replace(stored, settings=older).conflict(plan()) == told

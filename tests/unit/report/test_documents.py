@@ -67,7 +67,7 @@ def test_every_question_has_a_figure_and_a_table():
         answer = section.partition("\n## ")[0]
         assert re.search(r"^\*\*", answer, re.MULTILINE), answer  # a plain sentence
         assert re.search(r"^!\[.+\]\(.+\.svg\)$", answer, re.MULTILINE), answer
-        assert "|---|" in answer or "README.md)" in answer
+        assert "\n|---|" in answer, answer
 
 
 def test_no_number_of_the_readme_was_typed_in(maker):
