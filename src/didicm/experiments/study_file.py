@@ -79,8 +79,10 @@ def compare_study(
     chosen, config = dict.fromkeys(methods), override(load_recipe(recipe), settings or {})
     if "standard" in chosen and config.augment.label_smoothing:
         chosen.pop("standard-smooth", None)  # the recipe smooths all of them
-    if len(chosen) > 1 and not config.model.startswith("didirn"):
-        chosen.pop("didicm-few", None)  # its blocks are those of a DiDiRN
+    if not config.model.startswith("didirn"):
+        if "didicm-few" in chosen and methods != USUAL:
+            raise UserError(f"--methods: didicm-few has the blocks of a DiDiRN, the model is {config.model}")
+        chosen.pop("didicm-few", None)
         if {"didicm-score", "didicm-posterior"} <= chosen.keys():  # the recipe's own first: it stands for DiDiCM
             chosen["didicm-score"] = chosen.pop("didicm-score")
     compared = {name: METHODS[name] for name in chosen}

@@ -385,6 +385,11 @@ def test_a_comparison_by_default_has_different_methods_under_every_recipe(recipe
         assert [str(run.method) for run in runs] == ["standard", "DiDiCM, ResNet blocks", "DiDiCM, score"]
 
 
+def test_a_method_for_another_network_is_refused_if_it_was_asked_for():
+    with pytest.raises(UserError, match="didicm-few has the blocks of a DiDiRN, the model is backbone_score"):
+        compare_study(recipe="finetune", methods=("standard", "didicm-few"))
+
+
 @pytest.mark.parametrize("recipe", ["few", "small"])
 def test_the_method_few_of_a_comparison_is_the_recipe_of_that_name(recipe):
     """Under recipe few to the letter; under another in all but its length, batches, images and augmentation.
