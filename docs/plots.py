@@ -48,7 +48,7 @@ def draw_gaps(files: Files, asked: list[Compared]) -> str:
             plot.set_ylim(-0.6, len(places) - 0.4)
             plot.set_yticks(range(len(places)), places if metric is TOP1 else [""] * len(places), fontsize=8)
             plot.set_title(f"DiDiCM {MINUS} standard, {what}\n{better} of 0, DiDiCM is better")
-        axes[0].legend(fontsize=8)
+        axes[1].legend(loc="lower right", fontsize=8)
         return keep(files, "results/ahead.svg", "Differences under every condition", figure)
 
 
