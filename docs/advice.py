@@ -23,11 +23,12 @@ from compared import (
     signed,
     spread,
 )
+from questions import compare_stratified
 
 from didicm.experiments.results import read_trials
 from didicm.experiments.spec import ONE_CALL, Condition
 from didicm.experiments.tune import combine, cost_of_one_draw
-from didicm.report.records import NLL, SCALED_NLL, TOP1, Metric, Rows
+from didicm.report.records import NLL, SCALED_NLL, TOP1, Estimate, Metric, Rows
 from didicm.report.tables import NORMALIZED_AURC
 from didicm.report.verdict import ALIKE
 from didicm.settings import load_recipe
@@ -197,12 +198,23 @@ def write_defaults() -> Iterator[str]:
     for recipe, name, why, study in DEFAULTS:
         value = reduce(lambda found, part: found[part], name.split("."), asdict(load_recipe(recipe)))
         yield f"| `{recipe}` | `{name}` | `{value}` | {why} | {link(study)} |"
-    changes = _of_squared_times()
+    changes, even = _of_squared_times(), _of_stratified_times()
     yield (
         f"\nWhat did not pay is gone. Squared times (`time_sampling`) changed NLL, T by {signed(changes)} in "
-        f"{count(len(changes), 'comparison')} ({link('times-cpu')}); times spread evenly over a batch were level "
-        "in earlier trials, which are not stored. Models that were trained with either load as before.\n"
+        f"{count(len(changes), 'comparison')} ({link('times-cpu')}); times spread evenly over a batch by "
+        f"{signed([gap.mean for gap in even])}, beyond noise in {sum(gap.sign != 0 for gap in even)} of {len(even)} "
+        f"({link('stratified', 'measured')}). Models that were trained with either load as before.\n"
     )
+
+
+def _of_stratified_times() -> list[Estimate]:
+    """The same of stratified times, by length and sampler."""
+    return [
+        Rows(row for row in even if row.entry.sampler == sampler).minus(
+            Rows(row for row in uniform if row.entry.sampler == sampler), SCALED_NLL
+        )
+        for (uniform, even), sampler in product(compare_stratified().values(), ("8 steps", ONE_CALL))
+    ]
 
 
 def _of_squared_times() -> list[float]:

@@ -10,13 +10,30 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import stdev
-from typing import Any
 
 from advice import write_aim, write_choice, write_conditions, write_defaults, write_findings
 from compared import FOLDER, MANY, PEOPLE, TUNED, compare_all, one_call, read_study, with_interval
-from measured import read_json, read_lines, write_distill, write_outliers, write_people, write_shift
+from measured import (
+    read_json,
+    read_lines,
+    rounded,
+    write_distill,
+    write_outliers,
+    write_people,
+    write_shift,
+    write_stratified,
+)
 from plots import Files
-from questions import on_distillation, on_peaks, on_people, on_shift, on_steps, on_training, on_wrong_labels
+from questions import (
+    compare_stratified,
+    on_distillation,
+    on_peaks,
+    on_people,
+    on_shift,
+    on_steps,
+    on_training,
+    on_wrong_labels,
+)
 
 from didicm.experiments.results import (
     RESULTS,
@@ -122,7 +139,7 @@ def take_over(source: Path) -> None:
             (FOLDER / name / RESULTS).unlink(missing_ok=True)
             (FOLDER / name / TRIALS).unlink(missing_ok=True)
             for record in sorted([*results, *read_trials(source / name)], key=lambda record: record.key):
-                append_result(FOLDER / name, type(record).from_dict(_rounded(record.to_dict())))
+                append_result(FOLDER / name, type(record).from_dict(rounded(record.to_dict())))
 
 
 def write_pages() -> Files:
@@ -152,6 +169,7 @@ def write_pages() -> Files:
     files["results/conditions.md"] = write_conditions(once, often)
     files[f"results/human/{README}"] = "\n".join(write_people(read_lines("human")))
     files[f"results/distill/{README}"] = "\n".join(write_distill([run["found"] for run in read_json("distill")]))
+    files[f"results/stratified/{README}"] = "\n".join(write_stratified(compare_stratified()))
     files[f"results/shift/{README}"] = "\n".join(write_shift(read_lines("shift")))
     files[f"results/outliers/{README}"] = "\n".join(write_outliers(read_json("outliers")))
     return files
@@ -241,15 +259,6 @@ def _write_repeated() -> Iterator[str]:
             f"{stdev(gaps):.{digits}f} from one training to another."
         )
     yield ""
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers to six digits: more would be noise from the machine."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 if __name__ == "__main__":

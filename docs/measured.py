@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from statistics import fmean, stdev
 from typing import Any
 
 from compared import FOLDER, with_interval
 
-from didicm.report.records import NLL, Metric
+from didicm.experiments.spec import ONE_CALL
+from didicm.report.records import NLL, SCALED_NLL, TOP1, Metric, Rows
 
 BACK = "\n[Results](../../results.md)\n"
 PEOPLE_HEAD = """# Against what people see
@@ -52,6 +54,14 @@ of a random one; black is a single image, so its column only says how it ranks. 
 that of CIFAR-10 is shrunk from 32 to 16 px, as all images are there, which averages much of it away.
 """
 
+STRATIFIED_HEAD = """# Times spread evenly over a batch
+{back}
+*Does it help to draw the times of a batch from as many equal parts of [0, 1], one from each?*
+
+"log embedding" of studies [training-short-cpu](../training-short-cpu/README.md), a quarter of the training, and
+[training-cpu](../training-cpu/README.md), all of it, with the same seeds.
+"""
+
 SHIFTED = {
     "cls/Acc": ("top-1 %", 100),
     "cls/NLL": ("NLL", 1),
@@ -70,6 +80,15 @@ def read_lines(name: str) -> list[Line]:
     """What was stored of one measurement, in files of a record per line."""
     paths = sorted((FOLDER / name).glob("*.jsonl"))
     return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to six digits: more would be noise from the machine."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def same_entry(lines: list[Line]) -> dict[tuple[str, str, str], list[Line]]:
@@ -119,6 +138,26 @@ def write_distill(seeds: list[dict[str, dict[str, float]]]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} | {seeds[0][name]['multiply_adds'] / 1e6:.1f} |"
     yield f"\nMean and standard deviation over {len(seeds)} seeds. Run it again:\n"
     yield "```sh\npython docs/make_distill.py runs\n```\n"
+
+
+def write_stratified(found: dict[str, tuple[Rows, Rows]]) -> Iterator[str]:
+    """Stratified times beside uniform ones, by length and sampler; their difference is paired by seed."""
+    metrics = (TOP1, NLL, SCALED_NLL)
+    yield STRATIFIED_HEAD.format(back=BACK)
+    yield f"| | {' | '.join(metric.heading for metric in metrics)} |"
+    yield "|---|" + "---:|" * len(metrics)
+    for (length, sides), sampler in product(found.items(), ("8 steps", ONE_CALL)):
+        uniform, even = (Rows(row for row in side if row.entry.sampler == sampler) for side in sides)
+        for name, rows in (("uniform", uniform), ("spread evenly", even)):
+            cells = (
+                mean_and_spread([m.scale * x for x in rows.values(m)], 1 if m.percent else 3) for m in metrics
+            )
+            yield f"| {length}, {sampler}, {name} | {' | '.join(cells)} |"
+        gaps = [even.minus(uniform, metric) for metric in metrics]
+        cells = (f"{m.text(gap.mean, '+')} ± {m.text(gap.half)}" for m, gap in zip(metrics, gaps, strict=True))
+        yield f"| {length}, {sampler}, difference | {' | '.join(cells)} |"
+    yield "\nMean and standard deviation over the seeds; of a difference, ± is half of its 95 % interval. Again:\n"
+    yield "```sh\npython docs/make_stratified.py runs --data hf://cifar10\n```\n"
 
 
 def write_shift(runs: list[Line]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
 
@@ -28,10 +28,10 @@ from measured import SHIFTED, Line, mean_and_spread, read_json, read_lines, same
 from plots import Files, draw_dots, draw_gaps
 
 from didicm.evaluation.intervals import seed_interval
-from didicm.experiments.results import read_trials
-from didicm.experiments.spec import ONE_CALL, Condition
+from didicm.experiments.results import read_results, read_trials
+from didicm.experiments.spec import ONE_CALL, Condition, Method
 from didicm.experiments.tune import combine
-from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Rows
+from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Rows, rows_of
 from didicm.report.verdict import worth
 from didicm.text import count
 
@@ -359,8 +359,9 @@ def on_training(files: Files) -> Iterator[str]:
     found: dict[str, dict[str, Rows]] = {}  # the better of one call and eight steps, by length and method
     for name, title in LENGTHS.items():
         if stored := read_study(name):
-            for method in map(str, stored[0].study.methods):
-                own = [row for row in stored[1] if str(row.method) == method]
+            rows = [*stored[1], *read_stratified(name)]
+            for method in dict.fromkeys(str(row.method) for row in rows):
+                own = [row for row in rows if str(row.method) == method]
                 calls = [Rows(row for row in own if row.entry == entry) for entry in {row.entry for row in own}]
                 best = min(calls, key=lambda rows: rows.estimate(SCALED_NLL).mean)
                 found.setdefault(title, {})[method] = best
@@ -392,12 +393,30 @@ def on_training(files: Files) -> Iterator[str]:
         ]
         yield f"| {method} | {' | '.join(cells)} |"
     yield (
-        "\nEach with the better of one call and eight steps; ± half of the 95 % interval over seeds. Squared "
-        f"times: {link('times-cpu', 'times')}. Draws per image, importance-sampled labels and objectives without "
-        f"tuning: {link('objectives-cpu', 'objectives')}. Masks: {link('mask-cpu', 'crops and flips')}, "
+        "\nEach with the better of one call and eight steps; ± half of the 95 % interval over seeds. Other "
+        f"times: {link('times-cpu', 'squared')}, {link('stratified', 'stratified')}. Draws per image, "
+        f"importance-sampled labels and objectives at one length: {link('objectives-cpu', 'objectives')}. Masks: {link('mask-cpu', 'crops and flips')}, "
         f"{link('mask-strong-cpu', 'strong augmentation')}. Studies: "
         f"{', '.join(link(name, text) for name, text in LENGTHS.items())}.\n"
     )
+
+
+def read_stratified(study: str) -> Rows:
+    """What docs/make_stratified.py found with the trainings of a study."""
+    results = read_results(FOLDER / "stratified" / study)
+    plan, names = read_study(study)[0], dict.fromkeys(result.method for result in results)
+    return rows_of(results, replace(plan.study, methods=tuple(Method(name) for name in names)))
+
+
+def compare_stratified() -> dict[str, tuple[Rows, Rows]]:
+    """Trainings with uniform and with stratified times, by their length."""
+    return {
+        title: (
+            Rows(row for row in read_study(name)[1] if str(row.method) == "log embedding"),
+            read_stratified(name),
+        )
+        for name, title in LENGTHS.items()
+    }
 
 
 def on_distillation(files: Files) -> Iterator[str]:
