@@ -202,7 +202,7 @@ def write_defaults() -> Iterator[str]:
     yield (
         f"\nWhat did not pay is gone. Squared times (`time_sampling`) changed NLL, T by {signed(changes)} in "
         f"{count(len(changes), 'comparison')} ({link('times-cpu')}); times spread evenly over a batch by "
-        f"{signed([gap.mean for gap in even])}, beyond noise in {sum(gap.sign != 0 for gap in even)} of {len(even)} "
+        f"{signed([gap.mean for gap in even])}, beyond noise in {sum(x.sign != 0 for x in even)} of {len(even)} "
         f"({link('stratified', 'measured')}). Models that were trained with either load as before.\n"
     )
 

@@ -395,9 +395,9 @@ def on_training(files: Files) -> Iterator[str]:
     yield (
         "\nEach with the better of one call and eight steps; ± half of the 95 % interval over seeds. Other "
         f"times: {link('times-cpu', 'squared')}, {link('stratified', 'stratified')}. Draws per image, "
-        f"importance-sampled labels and objectives at one length: {link('objectives-cpu', 'objectives')}. Masks: {link('mask-cpu', 'crops and flips')}, "
-        f"{link('mask-strong-cpu', 'strong augmentation')}. Studies: "
-        f"{', '.join(link(name, text) for name, text in LENGTHS.items())}.\n"
+        f"importance-sampled labels and objectives at one length: {link('objectives-cpu', 'objectives')}. "
+        f"Masks: {link('mask-cpu', 'crops and flips')}, {link('mask-strong-cpu', 'strong augmentation')}. "
+        f"Studies: {', '.join(link(name, text) for name, text in LENGTHS.items())}.\n"
     )
 
 
