@@ -16,6 +16,7 @@ from compared import FOLDER, MANY, PEOPLE, TUNED, compare_all, one_call, read_st
 from measured import (
     read_json,
     read_lines,
+    read_people,
     rounded,
     write_distill,
     write_outliers,
@@ -167,7 +168,7 @@ def write_pages() -> Files:
             lines.append(f"| [{name}](results/{name}/{README}) | {stored[0].study.question} | {says} |")
     files[str(PAGE)] = "\n".join([*lines, ""])
     files["results/conditions.md"] = write_conditions(once, often)
-    files[f"results/human/{README}"] = "\n".join(write_people(read_lines("human")))
+    files[f"results/human/{README}"] = "\n".join(write_people(read_people()))
     files[f"results/distill/{README}"] = "\n".join(write_distill([run["found"] for run in read_json("distill")]))
     files[f"results/stratified/{README}"] = "\n".join(write_stratified(compare_stratified()))
     files[f"results/shift/{README}"] = "\n".join(write_shift(read_lines("shift")))

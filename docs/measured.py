@@ -6,7 +6,7 @@ from itertools import product
 from statistics import fmean, stdev
 from typing import Any
 
-from compared import FOLDER, with_interval
+from compared import CROPS, FOLDER, STRONG, with_interval
 
 from didicm.experiments.spec import ONE_CALL
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Metric, Rows
@@ -54,6 +54,7 @@ of a random one; black is a single image, so its column only says how it ranks. 
 that of CIFAR-10 is shrunk from 32 to 16 px, as all images are there, which averages much of it away.
 """
 
+PEOPLE_STUDIES = {"fair-cpu": CROPS, "breadth-cpu": CROPS, "borders-strong-cpu": STRONG}
 STRATIFIED_HEAD = """# Times spread evenly over a batch
 {back}
 *Does it help to draw the times of a batch from as many equal parts of [0, 1], one from each?*
@@ -91,11 +92,22 @@ def rounded(value: Any) -> Any:
     return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def same_entry(lines: list[Line]) -> dict[tuple[str, str, str], list[Line]]:
-    """Lines by condition, method and sampler: those of several seeds."""
-    found: dict[tuple[str, str, str], list[Line]] = {}
-    for line in lines:
-        found.setdefault((line["condition"], line["method"], line["sampler"]), []).append(line)
+def read_people() -> list[Line]:
+    """What posteriors and people's labels had in common, each with its augmentation, by study."""
+    return [
+        {"augmentation": augmentation, **json.loads(line)}
+        for study, augmentation in PEOPLE_STUDIES.items()
+        if (path := FOLDER / "human" / f"{study}.jsonl").exists()
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+
+
+def same_entry(lines: list[Line]) -> dict[tuple[str, str, str, str], list[Line]]:
+    """Lines by augmentation, condition, method and sampler: those of several seeds."""
+    found: dict[tuple[str, str, str, str], list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line["seed"]):
+        key = (line["augmentation"], line["condition"], line["method"], line["sampler"])
+        found.setdefault(key, []).append(line)
     return found
 
 
@@ -110,13 +122,18 @@ def write_people(lines: list[Line]) -> Iterator[str]:
     """Every method and sampler, as trained and temperature-scaled."""
     yield PEOPLE_HEAD.format(back=BACK)
     columns = ("divergence", "total variation", "rank correlation")
-    yield f"| | {' | '.join(columns)} | divergence, T | total variation, T |"
-    yield "|---|" + "---:|" * (len(columns) + 2)
-    for row, mine in same_entry(lines).items():
-        cells = [mean_and_spread([x["as trained"][name] for x in mine]) for name in columns]
-        cells += [mean_and_spread([x["temperature"][name] for x in mine]) for name in columns[:2]]
-        yield f"| {', '.join(row)} | {' | '.join(cells)} |"
-    yield "\nMean and standard deviation over the seeds; T: temperature-scaled. Measure it again:\n"
+    found = same_entry(lines)
+    for place in dict.fromkeys(key[:2] for key in found):
+        yield f"## {', '.join(place[::-1])}\n"
+        yield f"| | {' | '.join(columns)} | divergence, T | total variation, T |"
+        yield "|---|" + "---:|" * (len(columns) + 2)
+        for row, mine in ((key, mine) for key, mine in found.items() if key[:2] == place):
+            cells = [mean_and_spread([x["as trained"][name] for x in mine]) for name in columns]
+            cells += [mean_and_spread([x["temperature"][name] for x in mine]) for name in columns[:2]]
+            yield f"| {', '.join(row[2:])} | {' | '.join(cells)} |"
+        yield ""
+    studies = "; ".join(f"[{name}](../{name}/README.md), {a}" for name, a in PEOPLE_STUDIES.items())
+    yield f"Mean and standard deviation over the seeds; T: temperature-scaled. Models of {studies}. Again:\n"
     yield "```sh\npython docs/make_human.py STUDY... --people FILE\n```\n"
 
 

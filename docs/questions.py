@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
@@ -24,7 +24,7 @@ from compared import (
     spread,
     with_interval,
 )
-from measured import SHIFTED, Line, mean_and_spread, read_json, read_lines, same_entry
+from measured import SHIFTED, Line, mean_and_spread, read_json, read_lines, read_people, same_entry
 from plots import Files, draw_dots, draw_gaps
 
 from didicm.evaluation.intervals import seed_interval
@@ -60,14 +60,17 @@ TOLD = {
     AUGMENTED_ANSWERS[0],
 }
 PEOPLE = ("standard", "standard, smoothed labels", "DiDiCM, ResNet blocks")
+PEOPLE_SAMPLERS = (ONE_CALL, "8 views")
 STEPS = {"steps-cpu": "10 classes", "steps-classes-cpu": "100 classes"}
 AUGMENTED = "argmin, augmented steps"
 SHORTER = ("argmin", AUGMENTED)
-SAMPLERS = (*SHORTER, "argmax", "sample", "CL, 1 chain", "CL, 16 chains", "CL, 64 chains")
+CHAINS = ("CL, 1 chain", "CL, 4 chains", "CL, 16 chains", "CL, 64 chains")
+SAMPLERS = (*SHORTER, "argmax", "sample", *CHAINS)
+
 LENGTHS = {"training-short-cpu": "a quarter of the training", "training-cpu": "all of it"}
 TEACHER, PLAIN, VIEWS = "teacher, 8 augmented steps", "standard classifier", "standard classifier, 8 views"
 CROSS_ENTROPY = "cross-entropy"
-NEAR = 0.01  # of the teacher's NLL, the aim of distillation
+NEAR = 0.01  # of NLL: the aim of distillation, and what a further step should gain
 
 
 @dataclass(frozen=True)
@@ -265,45 +268,61 @@ def _members(value: float) -> str:
 
 def on_people(files: Files) -> Iterator[str]:
     """How far posteriors are from those of some 50 people per image."""
-    lines = sorted((line for line in read_lines("human") if line["method"] in PEOPLE), key=_informative)
-    points: dict[str, dict[str, list[float]]] = {}
-    for (condition, method, sampler), same in same_entry(lines).items():
-        values = [x["temperature"]["divergence"] for x in same]
-        points.setdefault(condition, {})[f"{method}, {sampler}"] = values
+    lines = [line for line in read_people() if line["method"] in PEOPLE]
+    found = dict(sorted(same_entry(lines).items(), key=lambda item: _informative(item[0][1])))
+    sides: dict[
+        tuple[str, str], dict[str, list[float]]
+    ] = {}  # of each augmentation and condition, the best answers
+    for (*place, method, sampler), same in found.items():
+        who = f"{'DiDiCM' if method.startswith('DiDiCM') else 'standard'}, {sampler}"
+        values, here = [x["temperature"]["divergence"] for x in same], sides.setdefault(tuple(place), {})
+        here[who] = min(here.get(who, values), values, key=fmean)
     told = []
-    for sampler in (ONE_CALL, "8 views"):
-        gaps, clear = [], 0
-        for found in points.values():
-            here = {name: values for name, values in found.items() if name.endswith(sampler)}
-            sides = [[x for n, x in here.items() if n.startswith("DiDiCM") == own] for own in (True, False)]
-            if all(sides):
-                ours, theirs = (min(side, key=fmean) for side in sides)
-                gap, _, high = seed_interval([a - b for a, b in zip(ours, theirs, strict=True)])
-                gaps.append(gap)
-                clear += high < 0
+    for sampler in PEOPLE_SAMPLERS:
+        gaps = [
+            seed_interval([ours - theirs for ours, theirs in zip(*pair, strict=True)])
+            for here in sides.values()
+            if len(pair := [here[w] for who in ("DiDiCM", "standard") if (w := f"{who}, {sampler}") in here]) == 2
+        ]
+        lower, higher = sum(high < 0 for *_, high in gaps), sum(low > 0 for _, low, _ in gaps)
         told.append(
-            f"by {signed(gaps)} with {sampler} (lower beyond noise under {clear} of {len(gaps)} conditions)"
+            f"{signed([mean for mean, *_ in gaps])} with {sampler} (beyond noise lower under {lower} and higher "
+            f"under {higher} of {len(gaps)} conditions)"
         )
-    known = [fmean(x["as trained"]["rank correlation"] for x in same) for same in same_entry(lines).values()]
+    known = {
+        f"{', '.join(key[:3])}": fmean(x["as trained"]["rank correlation"] for x in same)
+        for key, same in found.items()
+        if key[3] == ONE_CALL
+    }
+    clearest = max(known, key=known.__getitem__)
     yield (
-        "**DiDiCM's divergence from the labels of some 50 people differs from the best standard classifier's "
-        f"{' and '.join(told)}; neither is unsure where people disagree.**"
+        "**DiDiCM's divergence from the labels of some 50 people differs from the best standard classifier's by "
+        f"{' and by '.join(told)}.**"
     )
     yield (
-        f"The rank correlation of the entropies is at most {max(known):.2f}: people saw the images in full size, "
-        "the networks a few pixels of them.\n"
+        "Neither is unsure where people disagree: the rank correlation of the entropies is at most "
+        f"{known[clearest]:.2f} ({clearest}). They saw the images in full size, the networks a few pixels.\n"
     )
+    points = {
+        a: {f"{who}, {place}": x for (b, place), here in sides.items() if a == b for who, x in here.items()}
+        for a in TUNED
+    }
     yield draw_dots(files, "results/people.svg", "Divergence from people", points, "divergence, T (nats)")
-    yield f"| divergence, T | {' | '.join(points)} |"
-    yield "|---|" + "---:|" * len(points)
-    for name in dict.fromkeys(name for found in points.values() for name in found):
-        yield f"| {name} | {' | '.join(mean_and_spread(found.get(name, [])) for found in points.values())} |"
-    yield "\nNats, mean and standard deviation over seeds. [All measures](results/human/README.md).\n"
+    answers = [f"{who}, {sampler}" for sampler, who in product(PEOPLE_SAMPLERS, ("standard", "DiDiCM"))]
+    yield f"| divergence, T | {' | '.join(answers)} |"
+    yield "|---|" + "---:|" * len(answers)
+    for place, here in sides.items():
+        cells = [mean_and_spread(here.get(answer, [])) for answer in answers]
+        yield f"| {', '.join(place[::-1])} | {' | '.join(cells)} |"
+    yield (
+        "\nNats, mean and standard deviation over seeds; the standard classifier is the better of smoothed labels "
+        "and others. [All measures](results/human/README.md).\n"
+    )
 
 
-def _informative(line: Line) -> list[int]:
+def _informative(condition: str) -> list[int]:
     """Pixels and images per class, the most first."""
-    return [-int(number) for number in re.findall(r"\d+", line["condition"])]
+    return [-int(number) for number in re.findall(r"\d+", condition)]
 
 
 def on_steps() -> Iterator[str]:
@@ -337,6 +356,7 @@ def on_steps() -> Iterator[str]:
         f"They cost {spread(prices['argmin'])} times the multiply-adds, with views {spread(prices[AUGMENTED])} "
         "times. As trained.\n"
     )
+    yield from _say_defaults(found)
     for name, classes in STEPS.items():
         yield f"![NLL over steps, {classes}](results/{name}/steps.svg)\n"
     steps = sorted({n for by_steps in found.values() for n in by_steps})
@@ -348,10 +368,30 @@ def on_steps() -> Iterator[str]:
             costs = spread([cost / 1e6 for _, cost in by_steps.values()])
             yield f"| {classes}, {network}: {sampler} | {' | '.join(cells)} | {costs} |"
     yield (
-        "\nThe default stays `argmin` with eight steps for the paper's recipes, and one call for `few` and "
+        "\nSo the default stays `argmin` with eight steps for the paper's recipes, and one call for `few` and "
         "`finetune`, whose networks predict the posterior. Studies: "
         f"{', '.join(link(name, text) for name, text in STEPS.items())}.\n"
     )
+
+
+def _say_defaults(found: Mapping[tuple[str, str, str], Mapping[int, tuple[float, float]]]) -> Iterator[str]:
+    """How many steps are enough, and what the other choices give at which price, a line per network."""
+    for classes, network in dict.fromkeys(key[:2] for key in found):
+        argmin, kinds = found[classes, network, "argmin"], []
+        lowest = min(nll for nll, _ in argmin.values())
+        steps = min(n for n, (nll, _) in argmin.items() if nll <= lowest + NEAR)
+        for what, samplers in (("of the other choices", ("argmax", "sample")), ("of all CL", CHAINS)):
+            (nll, cost), n, sampler = min(
+                (value, n, s) for s in samplers for n, value in found[classes, network, s].items()
+            )
+            told = f"{sampler}, {count(n, 'step')}"
+            kinds.append(f"the best {what} is {told} ({nll:.3f}, {cost / 1e6:.1f} M multiply-adds)")
+        nll, cost = argmin[steps]
+        yield (
+            f"- **{classes}, {network}**: argmin needs {count(steps, 'step')} to be within {NEAR} of its lowest NLL "
+            f"({nll:.3f}, {cost / 1e6:.1f} M multiply-adds); {'; '.join(kinds)}."
+        )
+    yield ""
 
 
 def on_training(files: Files) -> Iterator[str]:
