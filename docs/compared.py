@@ -18,7 +18,16 @@ ADVISED = (TOP1, NLL, SCALED_NLL, BRIER, Metric("cls/Brier", scaled=True))
 CROPS, STRONG = "crops and flips", "strong augmentation"
 # Studies in which every method chose its own length. Of a condition that several have, the first is taken.
 TUNED = {
-    CROPS: ("holdouts-cpu", "borders-cpu", "breadth-cpu", "classes-cpu", "labels-cpu", "noise-cpu", "fashion-cpu"),
+    CROPS: (
+        "holdouts-cpu",
+        "borders-cpu",
+        "breadth-cpu",
+        "classes-16px-cpu",
+        "classes-cpu",
+        "labels-cpu",
+        "noise-cpu",
+        "fashion-cpu",
+    ),
     STRONG: (
         "borders-strong-cpu",
         "strong-breadth-cpu",
@@ -28,7 +37,7 @@ TUNED = {
         "strong-fashion-cpu",
     ),
 }
-VIEWED = ("ensembles-cpu", "labels-cpu", "noise-cpu")  # with several augmented views of each image, too
+VIEWED = ("breadth-cpu", "classes-16px-cpu", "ensembles-cpu", "labels-cpu", "noise-cpu")  # with several augmented views of each image, too
 BLACK = "black"  # how variants end that say what the border is worth
 DATA = {
     "hf://cifar10": "CIFAR-10",

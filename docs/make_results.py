@@ -62,6 +62,7 @@ ORDER = (
     "breadth",
     "strong-breadth",
     "strong-many",
+    "classes-16px",
     "classes",
     "strong-classes",
     "labels",

@@ -29,6 +29,7 @@ GIVEN = (
     "training-short-cpu",
     "breadth-cpu",
     "classes-cpu",
+    "classes-16px-cpu",
     "strong-cpu",
     "strong-labels-cpu",
     "mask-cpu",
