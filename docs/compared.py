@@ -22,7 +22,8 @@ TUNED = {
         "holdouts-cpu",
         "borders-cpu",
         "breadth-cpu",
-        "classes-16px-cpu",
+        "many-cpu",
+        "classes-few-cpu",
         "classes-cpu",
         "labels-cpu",
         "noise-cpu",
@@ -37,7 +38,7 @@ TUNED = {
         "strong-fashion-cpu",
     ),
 }
-VIEWED = ("breadth-cpu", "classes-16px-cpu", "ensembles-cpu", "labels-cpu", "noise-cpu")  # with several augmented views of each image, too
+VIEWED = ("breadth-cpu", "many-cpu", "classes-few-cpu", "ensembles-cpu", "labels-cpu", "noise-cpu")  # with several augmented views of each image, too
 BLACK = "black"  # how variants end that say what the border is worth
 DATA = {
     "hf://cifar10": "CIFAR-10",
