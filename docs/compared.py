@@ -19,6 +19,7 @@ CROPS, STRONG = "crops and flips", "strong augmentation"
 # Studies in which every method chose its own length. Of a condition that several have, the first is taken.
 TUNED = {
     CROPS: (
+        "batches-cpu",
         "holdouts-cpu",
         "borders-cpu",
         "breadth-cpu",
@@ -38,7 +39,15 @@ TUNED = {
         "strong-fashion-cpu",
     ),
 }
-VIEWED = ("breadth-cpu", "many-cpu", "classes-few-cpu", "ensembles-cpu", "labels-cpu", "noise-cpu")  # with several augmented views of each image, too
+VIEWED = (
+    "batches-cpu",
+    "breadth-cpu",
+    "many-cpu",
+    "classes-few-cpu",
+    "ensembles-cpu",
+    "labels-cpu",
+    "noise-cpu",
+)  # with several augmented views of each image, too
 BLACK = "black"  # how variants end that say what the border is worth
 DATA = {
     "hf://cifar10": "CIFAR-10",

@@ -93,6 +93,7 @@ ORDER = (
     "borders",
     "borders-strong",
     "holdouts",
+    "batches",
     "recipe",
     "finetune",
 )

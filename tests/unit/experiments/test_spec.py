@@ -27,6 +27,7 @@ GIVEN = (
     "ensembles-cpu",
     "training-cpu",
     "training-short-cpu",
+    "batches-cpu",
     "breadth-cpu",
     "many-cpu",
     "classes-cpu",
