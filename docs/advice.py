@@ -61,6 +61,7 @@ recipe `few`, for DiDiCM also `--mask 0.5`; a comparison has them without `--rec
 from [a pretrained backbone](guides/few-images.md). Terms are explained in [the mathematics](maths.md) and in
 [reading the report](guides/compare.md#reading-the-report).
 """
+FULL_BATCH, HALF_A_BATCH = 50, 25  # of study batches-cpu
 SEEN_BRIEFLY = 20_000  # images in all
 DEFAULTS = (  # recipe, setting, what the study showed, the study
     ("few", "model_args.layout", "better than the paper's blocks", "fair-cpu"),
@@ -172,8 +173,8 @@ def write_aim(found: list[Compared]) -> Iterator[str]:
         "than the tuned standard classifier under every condition, and better top-1 under most. Answers with "
         "several views are compared with as many views of the standard classifier:\n"
     )
-    for augmentation, entry in dict.fromkeys((x.augmentation, str(x.entry)) for x in found):
-        here = [x for x in found if (x.augmentation, str(x.entry)) == (augmentation, entry)]
+    for augmentation, sampler in dict.fromkeys((x.augmentation, x.entry.sampler) for x in found):
+        here = [x for x in found if (x.augmentation, x.entry.sampler) == (augmentation, sampler)]
         inference, training = [x.inference for x in here], [x.training for x in here if x.training]
         if fmean(inference) > ALIKE:  # steps
             continue
@@ -183,8 +184,8 @@ def write_aim(found: list[Compared]) -> Iterator[str]:
         met = everywhere and signs[TOP1].count(1) > len(here) / 2 and cheap
         counts = "; ".join(f"{m} {each.count(1)} better, {each.count(-1)} worse" for m, each in signs.items())
         yield (
-            f"- {entry}, {augmentation}: {'met' if met else 'missed'}. Of {count(len(here), 'condition')}, beyond "
-            f"noise: {counts}. An answer took {spread(inference)} times the multiply-adds, a training "
+            f"- {sampler}, {augmentation}: {'met' if met else 'missed'}. Of {count(len(here), 'condition')}, "
+            f"beyond noise: {counts}. An answer took {spread(inference)} times the multiply-adds, a training "
             f"{spread(training)} times."
         )
     yield ""
@@ -240,6 +241,7 @@ def write_findings(asked: list[Compared]) -> Iterator[str]:
     yield from _on_confidence()
     yield from _on_rates()
     yield from _on_holdouts()
+    yield from _on_batches()
     yield ""
 
 
@@ -423,6 +425,38 @@ def _on_holdouts() -> Iterator[str]:
             f"{'higher' if cost > 0 else 'lower'} on another draw than those of {study.holdouts - 1} draws "
             f"({link('holdouts-cpu')})."
         )
+
+
+def _on_batches() -> Iterator[str]:
+    """What the size of the batch, which no search varies, has to do with who is ahead."""
+    if (stored := read_study("batches-cpu")) is None:
+        return
+    told = []
+    for condition in stored[1].conditions():
+        here = stored[1].select(condition=condition)
+        once = [e for e in here.entries() if e.sampler == ONE_CALL]
+        ours, theirs = ([e for e in once if e.method.baseline == side] for side in (False, True))
+        best = [
+            min(side, key=lambda e, here=here: here.select(e).estimate(SCALED_NLL).mean) for side in (ours, theirs)
+        ]
+        (half,) = (e for e in theirs if e.method.settings["batch_size"] == HALF_A_BATCH)
+        gaps = [
+            here.select(a).minus(here.select(b), SCALED_NLL)
+            for a, b in ((ours[0], theirs[0]), (ours[0], half), best)
+        ]
+        cost = here.select(ours[0]).training_cost() / here.select(half).training_cost()
+        plain, to_half, at_best = (f"{signed([gap.mean])} ± {gap.half:.3f}" for gap in gaps)
+        sizes = " and ".join(str(e.method.settings["batch_size"]) for e in best)
+        told.append(
+            f"with {_per_class([condition])} DiDiCM's NLL, T differs from the standard classifier's by {plain}; "
+            f"from that of one with half of the batch by {to_half}, at {cost:.1f} times its multiply-adds of "
+            f"training; with the best batch of each ({sizes}) by {at_best}"
+        )
+    yield (
+        "- **A batch in which half of the labels are masked asks half as many images without a label**, so that "
+        f"DiDiCM takes more steps for as many of them. Both with a batch of {FULL_BATCH}, {'. '.join(told)} "
+        f"({link('batches-cpu')}). Other studies keep to one size."
+    )
 
 
 def write_conditions(once: list[Compared], often: list[Compared]) -> str:

@@ -93,8 +93,8 @@ class Compared:
     augmentation: str
     data: str
     condition: Condition
-    entry: Entry
-    best: Entry  # of the standard classifiers, by temperature-scaled NLL
+    entry: Entry  # of several variants, the best by temperature-scaled NLL
+    best: Entry  # of the standard classifiers, likewise
     shows_black: bool  # where images are shifted in training; else their border is repeated
     gaps: dict[Metric, Gap]
     by_temperature: float  # what it adds to the NLL of the best
@@ -152,14 +152,15 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
         theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
         price = min((here.select(e)[0].measured.multiply_adds for e in theirs), default=0)
         theirs = [e for e in theirs if here.select(e)[0].measured.multiply_adds <= ALIKE * price]
-        for ours in (e for e in here.entries() if e.method.variant == RECOMMENDED and theirs):
-            gaps = {}
+        mine = [e for e in here.entries() if e.method.variant.startswith(RECOMMENDED)]
+        for sampler in dict.fromkeys(e.sampler for e in mine if theirs):
+            sides, gaps = ([e for e in mine if e.sampler == sampler], theirs), {}
             for metric in (*ADVISED, ECE):
-                best = max(theirs, key=lambda e: metric.sign * here.select(e).estimate(metric).mean)
-                difference = here.select(ours).minus(here.select(best), metric)
-                means = (here.select(e).estimate(metric).mean for e in (ours, best))
+                pair = [_best(here, side, metric) for side in sides]
+                difference = here.select(pair[0]).minus(here.select(pair[1]), metric)
+                means = (here.select(e).estimate(metric).mean for e in pair)
                 gaps[metric] = Gap(*means, difference, difference.sign * metric.sign)
-            best = min(theirs, key=lambda e: here.select(e).estimate(SCALED_NLL).mean)
+            ours, best = (_best(here, side, SCALED_NLL) for side in sides)
             costs = [here.select(e).training_cost() for e in (ours, best)]
             nll, scaled = (here.select(best).estimate(m).mean for m in (NLL, SCALED_NLL))
             # A study that was run in parts has stored the settings of its last part alone.
@@ -178,6 +179,11 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
                 here.cost_ratio(ours, best),
                 costs[0] / costs[1] if all(costs) else None,
             )
+
+
+def _best(here: Rows, entries: list[Entry], metric: Metric) -> Entry:
+    """By its mean over seeds."""
+    return max(entries, key=lambda entry: metric.sign * here.select(entry).estimate(metric).mean)
 
 
 def one_call(found: list[Compared]) -> list[Compared]:

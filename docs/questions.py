@@ -388,8 +388,8 @@ def _say_defaults(found: Mapping[tuple[str, str, str], Mapping[int, tuple[float,
             kinds.append(f"the best {what} is {told} ({nll:.3f}, {cost / 1e6:.1f} M multiply-adds)")
         nll, cost = argmin[steps]
         yield (
-            f"- **{classes}, {network}**: argmin needs {count(steps, 'step')} to be within {NEAR} of its lowest NLL "
-            f"({nll:.3f}, {cost / 1e6:.1f} M multiply-adds); {'; '.join(kinds)}."
+            f"- **{classes}, {network}**: argmin needs {count(steps, 'step')} to be within {NEAR} of its lowest "
+            f"NLL ({nll:.3f}, {cost / 1e6:.1f} M multiply-adds); {'; '.join(kinds)}."
         )
     yield ""
 
