@@ -108,9 +108,10 @@ whether the lead grows where images are less informative.
 *DiDiCM* here is one call of a network with the blocks of the standard classifier, half of its labels masked in
 training with crops and flips, 90 % with strong augmentation (RandAugment, Mixup, CutMix); the older studies
 predict scores, the newer ones the posterior. The standard classifier is the best of its variants that answer in
-one call. Each has its own length of training, chosen on held-out images, in some studies also its learning rate
-and weight decay. *Ahead*, *level* and *behind*: beyond the 95 % interval of the difference over seeds, by
-temperature-scaled NLL ("NLL, T"), and where that is level by top-1.
+one call, by the test images; so is DiDiCM where it has several. Each has its own length of training, chosen on
+held-out images, in some studies also its learning rate and weight decay, in one its batch. *Ahead*, *level* and
+*behind*: beyond the 95 % interval of the difference over seeds, by temperature-scaled NLL ("NLL, T"), and where
+that is level by top-1.
 
 ## Which method to use
 """

@@ -98,3 +98,16 @@ def test_results_are_taken_over_with_six_digits_and_nothing_of_the_machine(maker
     taken = tmp_path / "taken" / "solvers-cpu"
     assert read_results(taken) == read_results(source / "solvers-cpu")
     assert read_plan(taken).command == "didicm study solvers-cpu"
+
+
+@pytest.mark.usefixtures("maker")
+def test_stratified_times_have_a_part_of_their_own_each_and_any_image_may_have_any():
+    stratified = importlib.import_module("make_stratified").StratifiedTimes(
+        create_model("didirn8", num_classes=3, width=0.25), draws_per_image=2
+    )
+    generator = torch.Generator().manual_seed(0)
+    u = torch.stack([stratified.random_numbers(20, generator) for _ in range(300)])
+    parts = (u[..., 0] * 40).long().flatten(1)
+    assert (parts.sort(1).values == torch.arange(40)).all()
+    assert ((u[..., 0].mean(0) - 0.5).abs() < 0.1).all()  # of each draw, over batches: the loss keeps its mean
+    assert ((u[..., 1:].mean(0) - 0.5).abs() < 0.1).all()
