@@ -447,8 +447,8 @@ def _on_batches() -> Iterator[str]:
         same, to_half, at_best = (f"{signed([gap.mean])} ± {gap.half:.3f}" for gap in gaps)
         cost = here.select(ours[full]).training_cost() / here.select(theirs[half]).training_cost()
         told.append(
-            f"with {_per_class([condition])} {same} where both have {full}, {to_half} where the standard classifier "
-            f"has {half} (and DiDiCM's training {cost:.1f} times its multiply-adds), {at_best} where DiDiCM has "
+            f"with {_per_class([condition])} {same} where both have {full}, {to_half} where the standard "
+            f"classifier has {half} (and DiDiCM's training {cost:.1f} times its multiply-adds), {at_best} where DiDiCM has "
             f"{best[0]} and the standard classifier {best[1]}, their best"
         )
     yield (
