@@ -448,8 +448,8 @@ def _on_batches() -> Iterator[str]:
         cost = here.select(ours[full]).training_cost() / here.select(theirs[half]).training_cost()
         told.append(
             f"with {_per_class([condition])} {same} where both have {full}, {to_half} where the standard "
-            f"classifier has {half} (and DiDiCM's training {cost:.1f} times its multiply-adds), {at_best} where DiDiCM has "
-            f"{best[0]} and the standard classifier {best[1]}, their best"
+            f"classifier has {half} (and DiDiCM's training {cost:.1f} times its multiply-adds), {at_best} where "
+            f"DiDiCM has {best[0]} and the standard classifier {best[1]}, their best"
         )
     yield (
         "- **Try small batches with few images**; no search varies them. Where half of a batch is masked, DiDiCM "
