@@ -24,7 +24,6 @@ TUNED = {
         "borders-cpu",
         "breadth-cpu",
         "many-cpu",
-        "classes-few-cpu",
         "classes-cpu",
         "labels-cpu",
         "noise-cpu",
@@ -41,9 +40,9 @@ TUNED = {
 }
 VIEWED = (
     "batches-cpu",
+    "batches-strong-cpu",
     "breadth-cpu",
     "many-cpu",
-    "classes-few-cpu",
     "ensembles-cpu",
     "labels-cpu",
     "noise-cpu",

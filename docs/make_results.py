@@ -63,7 +63,6 @@ ORDER = (
     "many",
     "strong-breadth",
     "strong-many",
-    "classes-few",
     "classes",
     "strong-classes",
     "labels",
@@ -94,6 +93,7 @@ ORDER = (
     "borders-strong",
     "holdouts",
     "batches",
+    "batches-strong",
     "recipe",
     "finetune",
 )
