@@ -1,13 +1,16 @@
 """DiDiCM beside the best standard classifier of the same price, under every condition of the studies."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from didicm.evaluation.intervals import seed_interval
-from didicm.experiments.results import Plan, read_plan, read_results
+from didicm.experiments.results import Plan, Trial, read_plan, read_results, read_trials
 from didicm.experiments.spec import ONE_CALL, Condition
+from didicm.experiments.tune import choose
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, rows_of
 from didicm.report.verdict import ALIKE
 
@@ -92,7 +95,8 @@ class Compared:
     augmentation: str
     data: str
     condition: Condition
-    entry: Entry  # of several variants, the best by temperature-scaled NLL
+    entry: Entry  # of several variants, the one that held-out images prefer
+    chosen_of: int  # so many
     best: Entry  # of the standard classifiers, likewise
     shows_black: bool  # where images are shifted in training; else their border is repeated
     gaps: dict[Metric, Gap]
@@ -128,21 +132,22 @@ def place_of(data: str, condition: Condition) -> str:
 
 def compare_all(views: bool = False) -> list[Compared]:
     """DiDiCM under every condition of the tuned studies, each once for each augmentation."""
-    found: dict[tuple[str, str, str], Compared] = {}
+    found: dict[tuple[str, str], list[Compared]] = {}  # the first study that has a condition
     for augmentation, names in {CROPS: VIEWED}.items() if views else TUNED.items():
         for name in names:
             if (stored := read_study(name)) is None:
                 continue
             plan, rows = stored
             kept = Rows(r for r in rows if (r.views > 1) == views and not r.method.variant.endswith(BLACK))
-            for x in _compare(plan, augmentation, kept):
-                found.setdefault((augmentation, x.place, x.entry.sampler), x)
+            compared = list(_compare(plan, augmentation, kept))
+            for key in dict.fromkeys((augmentation, x.place) for x in compared):
+                found.setdefault(key, [x for x in compared if (augmentation, x.place) == key])
     data = list(dict.fromkeys(DATA.values()))
 
     def order(x: Compared) -> tuple[float, ...]:
         return x.wrong_labels, data.index(x.data), -x.condition.resolution, -x.condition.fraction
 
-    return sorted(found.values(), key=order)
+    return sorted(chain.from_iterable(found.values()), key=order)
 
 
 def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
@@ -153,13 +158,13 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
         theirs = [e for e in theirs if here.select(e)[0].measured.multiply_adds <= ALIKE * price]
         mine = [e for e in here.entries() if e.method.variant.startswith(RECOMMENDED)]
         for sampler in dict.fromkeys(e.sampler for e in mine if theirs):
-            sides, gaps = ([e for e in mine if e.sampler == sampler], theirs), {}
+            same_sampler = [e for e in mine if e.sampler == sampler]
+            ours, best = (choose_variant(plan, here, condition, side) for side in (same_sampler, theirs))
+            gaps = {}
             for metric in (*ADVISED, ECE):
-                pair = [_best(here, side, metric) for side in sides]
-                difference = here.select(pair[0]).minus(here.select(pair[1]), metric)
-                means = (here.select(e).estimate(metric).mean for e in pair)
+                difference = here.select(ours).minus(here.select(best), metric)
+                means = (here.select(e).estimate(metric).mean for e in (ours, best))
                 gaps[metric] = Gap(*means, difference, difference.sign * metric.sign)
-            ours, best = (_best(here, side, SCALED_NLL) for side in sides)
             costs = [here.select(e).training_cost() for e in (ours, best)]
             nll, scaled = (here.select(best).estimate(m).mean for m in (NLL, SCALED_NLL))
             # A study that was run in parts has stored the settings of its last part alone.
@@ -171,6 +176,7 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
                 DATA[plan.data],
                 condition,
                 ours,
+                len(same_sampler),
                 best,
                 settings.get("augment.pad_mode", BLACK) == BLACK,  # as all did before it was a setting
                 gaps,
@@ -180,9 +186,21 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
             )
 
 
-def _best(here: Rows, entries: list[Entry], metric: Metric) -> Entry:
-    """By its mean over seeds."""
-    return max(entries, key=lambda entry: metric.sign * here.select(entry).estimate(metric).mean)
+def choose_variant(plan: Plan, here: Rows, condition: Condition, entries: list[Entry]) -> Entry:
+    """Of several variants the one that held-out images prefer, by the trials that chose their lengths.
+
+    They are judged as trained, by NLL. Variants without trials of their own, if there are any, are left out.
+    """
+    judged = {
+        str(method): trial.nll for (method, at), trial in chosen_trials(plan.study.name).items() if at == condition
+    }
+    return min(entries, key=lambda entry: judged.get(str(entry.method), math.inf))
+
+
+@cache
+def chosen_trials(study: str) -> dict[tuple[str, Condition], Trial]:
+    """What the search of a study kept, by method and condition."""
+    return choose(read_trials(FOLDER / study))
 
 
 def one_call(found: list[Compared]) -> list[Compared]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import stdev
 
 from advice import write_aim, write_choice, write_conditions, write_defaults, write_findings
-from compared import FOLDER, MANY, PEOPLE, TUNED, compare_all, one_call, read_study, with_interval
+from compared import FOLDER, MANY, PEOPLE, TUNED, Compared, compare_all, one_call, read_study, with_interval
 from measured import (
     read_json,
     read_lines,
@@ -50,7 +50,7 @@ from didicm.experiments.spec import ONE_CALL
 from didicm.experiments.study_file import list_studies, load_study
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
-from didicm.report.records import NLL, SCALED_NLL, TOP1, Rows
+from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Rows
 from didicm.report.tables import show
 from didicm.report.verdict import verdict
 
@@ -105,13 +105,14 @@ small and so are the images, 7 to 32 pixels; nothing was trained on ImageNet. Th
 pages of its studies, such as [the main one](results/main-cpu/README.md): what can be compared is who is ahead, and
 whether the lead grows where images are less informative.
 
-*DiDiCM* here is one call of a network with the blocks of the standard classifier, half of its labels masked in
-training with crops and flips, 90 % with strong augmentation (RandAugment, Mixup, CutMix); the older studies
-predict scores, the newer ones the posterior. The standard classifier is the best of its variants that answer in
-one call, by the test images; so is DiDiCM where it has several. Each has its own length of training, chosen on
-held-out images, in some studies also its learning rate and weight decay, in one its batch. *Ahead*, *level* and
-*behind*: beyond the 95 % interval of the difference over seeds, by temperature-scaled NLL ("NLL, T"), and where
-that is level by top-1.
+- *DiDiCM* here is one call of a network with the blocks of the standard classifier, half of its labels masked in
+  training with crops and flips, 90 % with strong augmentation (RandAugment, Mixup, CutMix). The older studies
+  predict scores, the newer ones the posterior.
+- Each method has its own length of training, chosen on held-out images; in some studies also its learning rate
+  and weight decay. Where it has variants that cost as much, held-out images choose one too, such as its batch.
+- *Ahead* and *behind*: beyond the 95 % interval of the difference over seeds, by temperature-scaled NLL
+  ("NLL, T"), and where that shows no difference by top-1. *Level*: neither shows one. The intervals are over the
+  seeds of one search; [another search may turn the sign](#what-else-was-learnt).
 
 ## Which method to use
 """
@@ -124,6 +125,8 @@ QUESTIONS = (
     "Can one call say what the sampler says?",
     "What if images get worse than those of training?",
 )
+ALL_STUDIES = """What came out is in the words of each study's page, with its own settings: most keep to a batch of 50,
+and many compare trainings of other cost, as their pages say."""
 NO_LONGER = "squared times (more of them early), which are no longer an option"
 REPEATED, TRAINED_AGAIN = "repeated", "fair-cpu"
 REPEATED_HEAD = """## Trained again
@@ -165,10 +168,12 @@ def write_pages() -> Files:
     for number, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True), 1):
         lines += [f"## {number}. {question}\n", *answer]
     lines += [*write_findings(asked), *write_defaults(), *write_aim([*once, *often])]
-    lines += ["## All studies\n", "| study | question | what came out |", "|---|---|---|"]
+    lines += [f"## All studies\n\n{ALL_STUDIES}\n", "| study | question | what came out |", "|---|---|---|"]
     for name in (f"{name}-cpu" for name in ORDER):
         if stored := read_study(name):
             says = _write_study(files, *stored)
+            several = [x for x in asked if x.study == name and x.chosen_of > 1]
+            says = _say_chosen(several) if several else says
             lines.append(f"| [{name}](results/{name}/{README}) | {stored[0].study.question} | {says} |")
     files[str(PAGE)] = "\n".join([*lines, ""])
     files["results/conditions.md"] = write_conditions(once, often)
@@ -178,6 +183,16 @@ def write_pages() -> Files:
     files[f"results/shift/{README}"] = "\n".join(write_shift(read_lines("shift")))
     files[f"results/outliers/{README}"] = "\n".join(write_outliers(read_json("outliers")))
     return files
+
+
+def _say_chosen(found: list[Compared]) -> str:
+    """What came out of a study with several variants, each side with the one that held-out images prefer."""
+    told = (
+        f"{x.gaps[SCALED_NLL].difference.mean:+.3f} ± {x.gaps[SCALED_NLL].difference.half:.3f} with {x.condition} "
+        f"({x.entry}; {x.best})".replace("-", MINUS)
+        for x in found
+    )
+    return f"NLL, T of DiDiCM minus the standard classifier's, as held-out images choose both: {'; '.join(told)}."
 
 
 def write_summary(text: str) -> str:
