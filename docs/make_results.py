@@ -125,8 +125,8 @@ QUESTIONS = (
     "Can one call say what the sampler says?",
     "What if images get worse than those of training?",
 )
-ALL_STUDIES = """What came out is in the words of each study's page, with its own settings: most keep to a batch of 50,
-and many compare trainings of other cost, as their pages say."""
+ALL_STUDIES = """What came out is in the words of each study's page, with its own settings: most keep to a batch of
+50, and many compare trainings of other cost, as their pages say."""
 NO_LONGER = "squared times (more of them early), which are no longer an option"
 REPEATED, TRAINED_AGAIN = "repeated", "fair-cpu"
 REPEATED_HEAD = """## Trained again
