@@ -12,6 +12,7 @@ from didicm.report.records import MINUS, SCALED_NLL, TOP1
 from didicm.report.style import COLOURS, GREYS, drawing, make_axes
 
 Files = dict[str, str | bytes]  # pages and figures, by path in docs/
+Interval = tuple[float, float, float]  # a mean, and the ends of its interval
 Points = Mapping[str, Mapping[str, list[float]]]  # values of the seeds, by plot and name
 
 
@@ -50,6 +51,34 @@ def draw_gaps(files: Files, asked: list[Compared]) -> str:
             plot.set_title(f"DiDiCM {MINUS} standard, {what}\n{better} of 0, DiDiCM is better")
         axes[1].legend(loc="lower right", fontsize=8)
         return keep(files, "results/ahead.svg", "Differences under every condition", figure)
+
+
+def draw_differences(
+    files: Files, path: str, title: str, found: Mapping[str, Mapping[str, Interval]], axis: str
+) -> str:
+    """Means with their intervals, a line per place, by what was asked; 0 is no difference."""
+    places = list(dict.fromkeys(place for gaps in found.values() for place in gaps))[::-1]
+    with drawing():
+        figure, (plot,) = make_axes(1, 1, size=(6.4, 1.3 + 0.3 * len(places)))
+        for k, (name, gaps) in enumerate(found.items()):
+            plot.errorbar(
+                [mean for mean, _, _ in gaps.values()],
+                [places.index(place) + 0.15 - 0.3 * k for place in gaps],
+                xerr=[
+                    [mean - low for mean, low, _ in gaps.values()],
+                    [high - mean for mean, _, high in gaps.values()],
+                ],
+                fmt="Do"[k],
+                color=COLOURS[3 * k],
+                markersize=4,
+                elinewidth=1,
+                label=name,
+            )
+        plot.axvline(0, color="#333333", linewidth=1)
+        plot.set_yticks(range(len(places)), places, fontsize=8)
+        plot.set_xlabel(axis)
+        plot.legend(fontsize=8)
+        return keep(files, path, title, figure)
 
 
 def draw_dots(

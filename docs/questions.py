@@ -24,7 +24,7 @@ from compared import (
     with_interval,
 )
 from measured import SHIFTED, Line, mean_and_spread, read_json, read_lines, read_people, same_entry
-from plots import Files, draw_dots, draw_gaps
+from plots import Files, Interval, draw_differences, draw_dots, draw_gaps
 
 from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import read_results, read_trials
@@ -273,17 +273,18 @@ def on_people(files: Files) -> Iterator[str]:
         who = f"{'DiDiCM' if method.startswith('DiDiCM') else 'standard'}, {sampler}"
         values, here = [x["temperature"]["divergence"] for x in same], sides.setdefault(tuple(place), {})
         here[who] = min(here.get(who, values), values, key=fmean)
-    told = []
+    told, shown = [], dict[str, dict[str, Interval]]()
     for sampler in PEOPLE_SAMPLERS:
-        gaps = [
-            seed_interval([ours - theirs for ours, theirs in zip(*pair, strict=True)])
-            for here in sides.values()
-            if len(pair := [here[w] for who in ("DiDiCM", "standard") if (w := f"{who}, {sampler}") in here]) == 2
-        ]
+        for place, here in sides.items():
+            pair = [here[answer] for who in ("DiDiCM", "standard") if (answer := f"{who}, {sampler}") in here]
+            if len(pair) == 2:
+                gap = seed_interval([ours - theirs for ours, theirs in zip(*pair, strict=True)])
+                shown.setdefault(sampler, {})[", ".join(place[::-1])] = gap
+        gaps = list(shown[sampler].values())
         lower, higher = sum(high < 0 for *_, high in gaps), sum(low > 0 for _, low, _ in gaps)
         told.append(
-            f"{signed([mean for mean, *_ in gaps])} with {sampler} (beyond noise lower under {lower} and higher "
-            f"under {higher} of {len(gaps)} conditions)"
+            f"{signed([mean for mean, *_ in gaps])} with {sampler} (beyond noise lower in {lower} and higher in "
+            f"{higher} of {len(gaps)} conditions)"
         )
     known = {
         ", ".join(key): fmean(x["as trained"]["rank correlation"] for x in same) for key, same in found.items()
@@ -297,11 +298,8 @@ def on_people(files: Files) -> Iterator[str]:
         "Neither is much less sure where people disagree: the rank correlation of the entropies is at most "
         f"{known[clearest]:.2f} ({clearest}). They saw the images in full size, the networks a few pixels.\n"
     )
-    points = {
-        a: {f"{who}, {place}": x for (b, place), here in sides.items() if a == b for who, x in here.items()}
-        for a in dict.fromkeys(place[0] for place in sides)
-    }
-    yield draw_dots(files, "results/people.svg", "Divergence from people", points, "divergence, T (nats)")
+    axis = f"DiDiCM {MINUS} standard, divergence, T (nats)\nleft of 0, DiDiCM is nearer to people"
+    yield draw_differences(files, "results/people.svg", "Divergence from people", shown, axis)
     answers = [f"{who}, {sampler}" for sampler, who in product(PEOPLE_SAMPLERS, ("standard", "DiDiCM"))]
     yield f"| divergence, T | {' | '.join(answers)} |"
     yield "|---|" + "---:|" * len(answers)
