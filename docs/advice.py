@@ -26,7 +26,7 @@ from compared import (
     signed,
     spread,
 )
-from questions import compare_stratified
+from questions import compare_stratified, read_places
 
 from didicm.experiments.results import read_trials
 from didicm.experiments.spec import ONE_CALL, Condition
@@ -49,6 +49,12 @@ USES = {
     "either": "No difference was shown, so take the standard classifier, which is simpler,",
     "both": "Compare both, for it differs from case to case,",
 }
+MORE_CALLS = {
+    "8 views": "eight augmented views",
+    "4 snapshots": "four snapshots of one training",
+    "ensemble of 4": "an ensemble of four",
+}
+SEVERAL = "guides/predict.md#several-views-several-models"
 COMMANDS = """```sh
 # a standard classifier and DiDiCM, with strong augmentation
 didicm train --recipe few --method standard --data photos --out runs/standard
@@ -114,17 +120,14 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
         told = [f"with {aug}: {', '.join(columns)}" for aug, columns in mine.items() if columns]
         if told:
             yield f"- **{text}** {'; '.join(told)}."
+    yield _on_price(asked)
     yield _on_all(asked)
+    yield _on_more_calls()
     yield f"\n{COMMANDS}"
-    priced = [x for x in asked if x.training]
-    ahead = [x.training for x in priced if x.ahead > 0]
-    alike = [x.ahead for x in priced if x.training <= ALIKE]
     yield (
         "In how many conditions DiDiCM is ahead of, level with, or behind the standard classifier, with one call, "
-        f"which costs {spread([x.inference for x in asked])} times the multiply-adds. Where it is ahead, its "
-        f"training took {spread(ahead)} times the multiply-adds. Of {len(alike)} conditions in which that took at "
-        f"most {ALIKE} times, it is ahead in {alike.count(1)} and behind in {alike.count(-1)}. Of so many "
-        "comparisons one or two are beyond noise by chance.\n"
+        f"which costs {spread([x.inference for x in asked])} times the multiply-adds. Of so many comparisons one "
+        "or two are beyond noise by chance.\n"
     )
     yield f"| | {' | '.join(COLUMNS)} |"
     yield "|---|" + "---:|" * len(COLUMNS)
@@ -170,6 +173,35 @@ def _on_all(asked: list[Compared]) -> str:
             "were independent)"
         )
     return f"- **Over all conditions**, noise or not: {'; '.join(told)}."
+
+
+def _on_price(asked: list[Compared]) -> str:
+    """What the training of DiDiCM cost where it is ahead, and how often it is where it cost the same."""
+    ahead = [x for x in asked if x.ahead > 0]
+    prices = spread([x.training for x in ahead if x.training])
+    alike = [x.ahead for x in asked if x.training and x.training <= ALIKE]
+    return (
+        f"- **At about the same cost of training**, at most {ALIKE} times the multiply-adds, DiDiCM is ahead in "
+        f"{alike.count(1)} of {len(alike)} conditions and behind in {alike.count(-1)}. Of all {len(asked)} it is "
+        f"ahead in {len(ahead)}, where its training took {prices} times as many."
+    )
+
+
+def _on_more_calls() -> str:
+    """What a standard classifier gains by calls: views, snapshots, members."""
+    changes: dict[str, list[float]] = {}
+    prices: dict[str, list[float]] = {}
+    for place in read_places("labels-cpu", "noise-cpu", "ensembles-cpu"):
+        for name in MORE_CALLS.keys() & place.answers.keys():
+            changes.setdefault(name, []).append(place.nll(name) - place.nll("standard"))
+            prices.setdefault(name, []).append(place.price(name))
+    told = [f"{signed(changes[name])} with {words}" for name, words in MORE_CALLS.items()]
+    times = spread([price for each in prices.values() for price in each], 0)
+    return (
+        f"- **Where an answer may cost {times} times as much**, ask [several models or for several views]({SEVERAL}):"
+        f" the NLL, T of the standard classifier changes by {'; '.join(told)} (right and wrong labels, crops and "
+        "flips)."
+    )
 
 
 def _choose(found: list[Compared]) -> str:

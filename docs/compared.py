@@ -41,15 +41,18 @@ TUNED = {
         "strong-fashion-cpu",
     ),
 }
-VIEWED = (
-    "batches-cpu",
-    "batches-strong-cpu",
-    "breadth-cpu",
-    "many-cpu",
-    "ensembles-cpu",
-    "labels-cpu",
-    "noise-cpu",
-)  # with several augmented views of each image, too
+VIEWED = {  # those with several augmented views of each image, too
+    CROPS: (
+        "batches-cpu",
+        "breadth-cpu",
+        "many-cpu",
+        "classes-cpu",
+        "ensembles-cpu",
+        "labels-cpu",
+        "noise-cpu",
+    ),
+    STRONG: ("batches-strong-cpu",),
+}
 BLACK = "black"  # how variants end that say what the border is worth
 DATA = {
     "hf://cifar10": "CIFAR-10",
@@ -133,7 +136,7 @@ def place_of(data: str, condition: Condition) -> str:
 def compare_all(views: bool = False) -> list[Compared]:
     """DiDiCM under every condition of the tuned studies, each once for each augmentation."""
     found: dict[tuple[str, str], list[Compared]] = {}  # the first study that has a condition
-    for augmentation, names in {CROPS: VIEWED}.items() if views else TUNED.items():
+    for augmentation, names in (VIEWED if views else TUNED).items():
         for name in names:
             if (stored := read_study(name)) is None:
                 continue
