@@ -198,9 +198,9 @@ def _on_more_calls() -> str:
     told = [f"{signed(changes[name])} with {words}" for name, words in MORE_CALLS.items()]
     times = spread([price for each in prices.values() for price in each], 0)
     return (
-        f"- **Where an answer may cost {times} times as much**, ask [several models or for several views]({SEVERAL}):"
-        f" the NLL, T of the standard classifier changes by {'; '.join(told)} (right and wrong labels, crops and "
-        "flips)."
+        f"- **Where an answer may cost {times} times as much**, ask [several models or for several "
+        f"views]({SEVERAL}): the NLL, T of the standard classifier changes by {'; '.join(told)} (right and wrong "
+        "labels, crops and flips)."
     )
 
 

@@ -63,6 +63,7 @@ ORDER = (
     "many",
     "strong-breadth",
     "strong-many",
+    "classes-border",
     "classes",
     "strong-classes",
     "labels",

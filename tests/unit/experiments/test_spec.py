@@ -31,6 +31,7 @@ GIVEN = (
     "batches-strong-cpu",
     "breadth-cpu",
     "many-cpu",
+    "classes-border-cpu",
     "classes-cpu",
     "strong-cpu",
     "strong-labels-cpu",
