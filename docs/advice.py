@@ -37,17 +37,11 @@ from didicm.report.verdict import ALIKE
 from didicm.settings import load_recipe
 from didicm.text import count
 
-COLUMNS = {
+GROUPS = {  # of conditions, by what somebody knows of their own images
     f"up to {FEW} images per class": lambda x: x.condition.fraction <= FEW and not x.wrong_labels,
     "100 to 250 images per class": lambda x: FEW < x.condition.fraction < MANY and not x.wrong_labels,
     "2,000 images per class": lambda x: x.condition.fraction >= MANY and not x.wrong_labels,
     "wrong labels": lambda x: x.wrong_labels,
-}
-USES = {
-    "DiDiCM": "DiDiCM is better",
-    "standard": "A standard classifier is better",
-    "either": "No difference was shown, so take the standard classifier, which is simpler,",
-    "both": "Compare both, for it differs from case to case,",
 }
 MORE_CALLS = {
     "8 views": "eight augmented views",
@@ -106,59 +100,58 @@ DEFAULTS = (  # recipe, setting, what the study showed, the study
 
 
 def write_choice(asked: list[Compared]) -> Iterator[str]:
-    """What to use, as sentences, and how often DiDiCM is ahead with one call, as a table of four columns."""
-    cells = {
-        (augmentation, column): [x for x in asked if x.augmentation == augmentation and belongs(x)]
-        for augmentation, (column, belongs) in product(TUNED, COLUMNS.items())
-    }
-    yield from _on_augmentation(cells)
-    chosen = {cell: _choose(found) for cell, found in cells.items() if found}
-    for use, text in USES.items():
-        mine = {
-            aug: [column for (a, column), found in chosen.items() if (a, found) == (aug, use)] for aug in TUNED
-        }
-        told = [f"with {aug}: {', '.join(columns)}" for aug, columns in mine.items() if columns]
-        if told:
-            yield f"- **{text}** {'; '.join(told)}."
+    """What to use by the images one has, as a table, and what it follows from."""
+    yield (
+        "| your images | use | NLL, T of a standard classifier, by strong augmentation | "
+        f"{' | '.join(f'DiDiCM, {augmentation}' for augmentation in TUNED)} |"
+    )
+    yield "|---|---|---:|" + "---:|" * len(TUNED)
+    for group, belongs in GROUPS.items():
+        here = {a: [x for x in asked if x.augmentation == a and belongs(x)] for a in TUNED}
+        changes = _by_augmentation(here)
+        better = [a for a, first in zip(TUNED, (min(changes) > 0, max(changes) < 0), strict=True) if first]
+        cells = [
+            f"**{_choose_method(here, better or list(TUNED))}, {better[0] if better else 'try both augmentations'}**",
+            f"{signed(changes)} ({count(len(changes), 'condition')})",
+            *map(_count_signs, here.values()),
+        ]
+        yield f"| {group} | {' | '.join(cells)} |"
+    yield (
+        "\n*Strong augmentation* is RandAugment, Mixup and CutMix, for images that stay in their class when they are "
+        "distorted and mixed. With thousands of images per class it was trained for some ten epochs, too few to judge "
+        "it; where images [get worse](#7-what-if-images-get-worse-than-those-of-training) than those of training, it "
+        "helps by far more than here. The last columns count conditions in which one call of DiDiCM, which costs "
+        f"{spread([x.inference for x in asked])} times the multiply-adds, is ahead of, level with or behind the "
+        "standard classifier; one or two of so many are beyond noise by chance. Where neither method is better, the "
+        "table says to use the standard classifier, which is simpler.\n"
+    )
     yield _on_price(asked)
     yield _on_all(asked)
     yield _on_more_calls()
     yield f"\n{COMMANDS}"
-    yield (
-        "In how many conditions DiDiCM is ahead of, level with, or behind the standard classifier, with one call, "
-        f"which costs {spread([x.inference for x in asked])} times the multiply-adds. Of so many comparisons one "
-        "or two are beyond noise by chance.\n"
-    )
-    yield f"| | {' | '.join(COLUMNS)} |"
-    yield "|---|" + "---:|" * len(COLUMNS)
-    for augmentation in TUNED:
-        signs = ([x.ahead for x in cells[augmentation, column]] for column in COLUMNS)
-        counts = ([ahead.count(k) for k in (1, 0, -1)] for ahead in signs)
-        told = [f"{a} ahead, {b} level, {c} behind" if a + b + c else "not measured" for a, b, c in counts]
-        yield f"| {augmentation} | {' | '.join(told)} |"
-    yield ""
 
 
-def _on_augmentation(cells: Mapping[tuple[str, str], list[Compared]]) -> Iterator[str]:
-    """What strong augmentation changes, by the number of images per class."""
-    told, better = [], []
-    for column in COLUMNS:
-        crops, strong = ({x.place: x for x in cells[augmentation, column]} for augmentation in (CROPS, STRONG))
-        changes = [
-            strong[place].gaps[SCALED_NLL].theirs - crops[place].gaps[SCALED_NLL].theirs
-            for place in crops.keys() & strong.keys()
-            if strong[place].shows_black == crops[place].shows_black
-        ]
-        if changes:
-            told.append(f"{signed(changes)} with {column} ({count(len(changes), 'condition')})")
-            better += [column] * (max(changes) < 0)
-    yield (
-        f"- **Augment strongly with {' and with '.join(better) or 'nothing'}** (RandAugment, Mixup, CutMix), "
-        "where an image stays in its class when it is distorted and mixed. It matters more than the method: the "
-        f"NLL, T of the standard classifier changes by {'; '.join(told)}. Otherwise try both. With thousands of "
-        "images per class it was trained for some ten epochs, too few to judge it. Where images [get "
-        "worse](#7-what-if-images-get-worse-than-those-of-training) than those of training, it helps by far more."
-    )
+def _by_augmentation(here: Mapping[str, list[Compared]]) -> list[float]:
+    """What strong augmentation changes for the best standard classifier, where both show the same border."""
+    crops, strong = ({x.place: x for x in here[augmentation]} for augmentation in (CROPS, STRONG))
+    return [
+        strong[place].gaps[SCALED_NLL].theirs - crops[place].gaps[SCALED_NLL].theirs
+        for place in crops.keys() & strong.keys()
+        if strong[place].shows_black == crops[place].shows_black
+    ]
+
+
+def _count_signs(found: list[Compared]) -> str:
+    ahead = [x.ahead for x in found]
+    return f"{ahead.count(1)} ahead, {ahead.count(0)} level, {ahead.count(-1)} behind"
+
+
+def _choose_method(here: Mapping[str, list[Compared]], augmentations: list[str]) -> str:
+    """In words; the standard classifier where neither is better."""
+    chosen = {_choose(here[augmentation]) for augmentation in augmentations}
+    if chosen <= {"standard", "either"}:
+        return "a standard classifier"
+    return "DiDiCM" if chosen == {"DiDiCM"} else "the better of both, compared"
 
 
 def _on_all(asked: list[Compared]) -> str:
