@@ -34,6 +34,7 @@ TUNED = {
         "fashion-cpu",
     ),
     STRONG: (
+        "lengths-strong-cpu",
         "borders-strong-cpu",
         "strong-breadth-cpu",
         "strong-many-cpu",
@@ -52,7 +53,7 @@ VIEWED = {  # those with several augmented views of each image, too
         "labels-cpu",
         "noise-cpu",
     ),
-    STRONG: ("batches-strong-cpu",),
+    STRONG: ("lengths-strong-cpu", "batches-strong-cpu"),
 }
 BLACK = "black"  # how variants end that say what the border is worth
 DATA = {

@@ -63,6 +63,7 @@ ORDER = (
     "many",
     "strong-breadth",
     "strong-many",
+    "lengths-strong",
     "classes-border",
     "classes",
     "strong-classes",

@@ -122,7 +122,13 @@ class Plan(_Stored):
     data: str
     settings: dict[str, dict[str, Any]]  # of each training but for run.*, out and seed, by "method, condition"
     runs: dict[str, str]  # label of the method by the key of each run and trial
-    rounds: bool = False  # whether its search goes in rounds, as those of earlier versions did not
+    search: Count = 0  # the version of its search, see `tune.py`
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Plan":
+        """Read a plan; those of earlier versions say whether their search went in rounds."""
+        own = dict(values)
+        return super().from_dict({"search": int(own.pop("rounds", 0)), **own})
 
     def conflict(self, new: "Plan") -> str:
         """What a new plan for the same folder changes, if anything; methods, conditions and seeds may join."""
@@ -131,7 +137,7 @@ class Plan(_Stored):
             asked, wanted = getattr(before, name), getattr(now, name)
             if asked != wanted:
                 return f"{name} is {asked:g}, not {wanted:g}"
-        if now.tune > 4 and self.rounds != new.rounds:  # the first four were always the same
+        if now.tune > 1 and self.search != new.search:  # the first trial was always the same
             return "its search is of an earlier version, which drew other trials"
         by_condition = {"image.size", "fraction", "corrupt_train", "corrupt_eval", "label_noise", "labels"}
         by_condition.update(*map(_leaves, (*before.by_fraction.values(), *now.by_fraction.values())))

@@ -33,7 +33,7 @@ from didicm.experiments.results import (
     write_plan,
 )
 from didicm.experiments.spec import Condition, Run, Study
-from didicm.experiments.tune import later_rounds, next_stage, trials_of
+from didicm.experiments.tune import VERSION, later_rounds, next_stage, trials_of
 from didicm.processes import LOCK, held, interrupted
 from didicm.progress import ProgressDisplay
 from didicm.text import SafeConsole, count
@@ -191,7 +191,7 @@ def plan_runs(
     _check_effect(settings or {}, runs.values())
     labels = {key: str(run.method) for key, run in runs.items()}
     described = {f"{run.method}, {run.condition}": run.settings for run in runs.values()}
-    return runs, Plan(study, command, data, described, labels, rounds=True)
+    return runs, Plan(study, command, data, described, labels, search=VERSION)
 
 
 def _check_effect(settings: Mapping[str, Any], runs: Collection[Run]) -> None:

@@ -1,8 +1,9 @@
 """The search of a tuned study: as many trials for every method under every condition, in rounds.
 
-First the length alone, then the learning rate at the best length, then weight decay at the best of both; further
-trials vary these two at once around the best so far. Trials are judged by the NLL of held-out training images, as
-trained, and by nothing else: no trial meets a test image, and none has the seed of a run whose result counts.
+First the length alone, which is doubled or halved for as long as that helps; then the learning rate at the best
+length, then weight decay at the best of both; further trials vary these two at once around the best so far. Trials
+are judged by the NLL of held-out training images, as trained, and by nothing else: no trial meets a test image, and
+none has the seed of a run whose result counts.
 
 The length is that of the lowest NLL: it decides most, and no recipe can know it. Learning rate and weight decay
 stay as they are given unless others are better by more than two standard errors of the difference, image by image:
@@ -26,8 +27,9 @@ from didicm.experiments.results import Trial
 from didicm.experiments.spec import Condition, Run
 from didicm.values import override
 
+VERSION = 2  # raised when trials become others; folders keep to one
 SEED = 1_000_000  # of the search; seeds of runs count from 0, and are few
-LENGTHS = (1.0, 0.5, 2.0, 0.25)  # as a factor of the epochs
+LENGTHS = (2, 1, 1)  # trials that look for the best length, in rounds
 SPREADS = {"optimizer.lr": 2.5, "optimizer.weight_decay": 5.0}  # the largest factor, up and down
 # Standard errors that a learning rate or weight decay must be better by. One is too few (study strong-cpu): rounds
 # have several trials, trainings differ by their seeds too, and 40 held-out images chose a rate that is worse.
@@ -36,16 +38,32 @@ SEARCHED = {"epochs": "epochs", "optimizer.lr": "learning rate", "optimizer.weig
 
 
 def search_rounds(count: int) -> list[list[dict[str, float]]]:
-    """What each trial multiplies of the best of the rounds before; more trials only add."""
+    """What each trial multiplies of the best of the rounds before; more trials only add.
+
+    Those that look for the best length multiply nothing: `next_length` follows from what was tried.
+    """
     points = SobolEngine(len(SPREADS), scramble=True, seed=SEED)  # type: ignore[no-untyped-call]
     drawn = points.draw(max(1, count), dtype=torch.float64).tolist()
-    rounds = [
-        [{"epochs": length} for length in LENGTHS],
+    rounds: list[list[dict[str, float]]] = [
+        *([dict[str, float]()] * trials for trials in LENGTHS),
         *([{name: 1 / most}, {name: most}] for name, most in SPREADS.items()),
         [{name: most ** (2 * v - 1) for (name, most), v in zip(SPREADS.items(), u, strict=True)} for u in drawn],
     ]
     kept = [factors[: max(0, count - sum(map(len, rounds[:i])))] for i, factors in enumerate(rounds)]
     return [factors for factors in kept if factors]
+
+
+def next_length(tried: Mapping[float, float], start: float) -> float:
+    """The next length to try, by the NLL of those before: further if the best is at an end, else beside it."""
+    if not tried:
+        return start
+    best = min(tried, key=tried.__getitem__)
+    longer, shorter = [x for x in tried if x > best], [x for x in tried if x < best]
+    if not longer:
+        return 2 * best
+    if not shorter:
+        return best / 2
+    return math.sqrt(best * min(min(longer), max(shorter), key=tried.__getitem__))
 
 
 def trials_of(
@@ -107,7 +125,7 @@ def cost_of_one_draw(trials: Iterable[Trial]) -> float | None:
 
     The mean over draws, methods and conditions; None without at least three draws.
     """
-    lengths = [trial for trial in trials if trial.number < len(LENGTHS)]  # later trials follow from all draws
+    lengths = [trial for trial in trials if trial.number < sum(LENGTHS)]  # rates follow from all draws
     whole = {(t.method, t.condition, t.number) for t in combine(lengths) if t.metrics is not None}
     judged = [t for t in lengths if (t.method, t.condition, t.number) in whole]
     draws = {trial.repeat for trial in judged}
@@ -130,7 +148,8 @@ def _keep(trials: Sequence[Trial]) -> Trial:
     kept, ends = trials[0], list(accumulate(map(len, search_rounds(trials[-1].number + 1))))
     for number, of_round in groupby(trials, key=lambda trial: bisect(ends, trial.number)):
         best = min(of_round, key=lambda trial: trial.nll)
-        kept = best if number == 0 or _clearly_better(best, kept) else kept
+        better = best.nll < kept.nll if number < len(LENGTHS) else _clearly_better(best, kept)
+        kept = best if better else kept
     return kept
 
 
@@ -171,15 +190,20 @@ def _search(
     kinds, number = {run.kind: run for run in runs.values()}, 0
     best = {kind: {name: run.settings[name] for name in SEARCHED} for kind, run in kinds.items()}
     tried: dict[tuple[str, Condition], list[Trial]] = {kind: [] for kind in kinds}
+    lengths: dict[tuple[str, Condition], dict[float, float]] = {kind: {} for kind in kinds}  # NLL by epochs
     for factors in search_rounds(count):
         trials = []
         for factor in factors:
             for kind, run in kinds.items():
                 settings = {name: value * factor.get(name, 1) for name, value in best[kind].items()}
                 settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
-                cycles = run.config.optimizer.snapshots or 1  # which are of equal length
-                epochs = best[kind]["epochs"] * factor.get("epochs", 1)
-                settings["epochs"] = max(1, round(epochs / cycles)) * cycles
+                epochs = best[kind]["epochs"]
+                if number < sum(LENGTHS):
+                    epochs = next_length(lengths[kind], run.config.epochs)
+                    cycles = run.config.optimizer.snapshots or 1  # which are of equal length
+                    epochs = max(1, round(epochs / cycles)) * cycles
+                    lengths[kind].setdefault(epochs, math.inf if lengths[kind] else 0)  # a forecast: the first is best
+                settings["epochs"] = epochs
                 for draw in range(holdouts):
                     changed = _changed(run, {**settings, "seed": SEED + draw})
                     repeat = draw + 1 if holdouts > 1 else 0
@@ -193,6 +217,7 @@ def _search(
         for trial in trials:
             tried[trial.kind].append(_result_of(trial, found))
         best = {kind: _keep(combine(own)).settings for kind, own in tried.items()}
+        lengths = {k: {t.settings["epochs"]: t.nll for t in combine(own)} for k, own in tried.items()}
 
 
 def _result_of(trial: Run, found: Mapping[str, Trial]) -> Trial:

@@ -29,6 +29,7 @@ GIVEN = (
     "training-short-cpu",
     "batches-cpu",
     "batches-strong-cpu",
+    "lengths-strong-cpu",
     "breadth-cpu",
     "many-cpu",
     "classes-border-cpu",

@@ -21,9 +21,11 @@ from didicm.experiments.tune import (
     LENGTHS,
     SEED,
     SPREADS,
+    VERSION,
     choose,
     combine,
     cost_of_one_draw,
+    next_length,
     next_stage,
     search_rounds,
     trials_of,
@@ -55,8 +57,8 @@ def flat(count):
 
 
 def test_lengths_come_first_then_learning_rates_then_weight_decays_then_both_evenly_spread():
-    lengths, rates, decays, drawn = search_rounds(500)
-    assert lengths == [{"epochs": factor} for factor in LENGTHS]
+    *lengths, rates, decays, drawn = search_rounds(500)
+    assert lengths == [[{}] * trials for trials in LENGTHS]
     for found, (name, most) in zip((rates, decays), SPREADS.items(), strict=True):
         assert found == [{name: 1 / most}, {name: most}]
     for name, most in SPREADS.items():
@@ -64,6 +66,26 @@ def test_lengths_come_first_then_learning_rates_then_weight_decays_then_both_eve
         assert (abs(logs) <= 1).all()
         assert np.histogram(logs, 8, (-1, 1))[0].min() > len(drawn) / 8 * 0.9
     assert all(set(factor) == set(SPREADS) for factor in drawn)
+
+
+@pytest.mark.parametrize("best", [5, 10, 15, 20, 28, 40, 80, 160, 320])
+def test_a_length_is_doubled_or_halved_for_as_long_as_that_helps(best):
+    tried = {}
+    for _ in range(sum(LENGTHS)):
+        length = next_length(tried, 20)
+        tried[length] = abs(math.log(length / best))
+    assert list(tried)[:2] == [20, 40]
+    assert min(tried.values()) <= math.log(2 if best in (5, 160, 320) else 1.5)
+    if best >= 160:
+        assert list(tried) == [20, 40, 80, 160]
+    elif best > 5:  # on both sides of the best is another
+        assert min(tried) < min(tried, key=tried.get) < max(tried)
+
+
+def test_lengths_that_diverge_are_not_exceeded():
+    assert next_length({20: 1.0, 40: math.inf}, 20) == 10
+    assert next_length({20: math.inf, 40: math.inf}, 20) == 10
+    assert next_length({20: 1.0, 40: math.inf, 10: 2.0}, 20) == pytest.approx(14.1, abs=0.1)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 6, 7, 8, 9, 20])
@@ -87,7 +109,7 @@ def test_every_round_starts_from_the_best_of_all_before(planned):
             key, method = trial.key, str(trial.method)
             record = Trial(key, method, trial.condition, trial.trial, settings, 90, 10, 1.0, {"cls/NLL": nll}, {})
             done.append(record)
-    assert rounds == [[0, 1, 2, 3], [4, 5], [6, 7], [8]]
+    assert rounds == [[0, 1], [2], [3], [4, 5], [6, 7], [8]]
     for run in stage.values():
         assert {name: run.settings[name] / starts[run.kind][name] for name in aim} == pytest.approx(aim, rel=0.01)
 
@@ -100,7 +122,7 @@ def test_every_method_has_the_same_trials_and_the_first_is_the_recipe(planned):
         own = [trial for trial in trials.values() if trial.method == run.method]
         assert [trial.trial for trial in own] == list(range(6))
         assert {**own[0].settings, "seed": 0} == {**run.settings, "seed": 0}
-        assert [trial.config.epochs for trial in own[:4]] == [40, 20, 80, 10]
+        assert [trial.config.epochs for trial in own[:4]] == [40, 80, 20, 57]  # as if the first were best
         assert all(trial.config.run.validate_epochs == trial.config.epochs for trial in own)
     by_method = {}
     for trial in trials.values():
@@ -128,33 +150,34 @@ def test_an_untuned_study_has_the_keys_that_it_always_had(planned):
 def test_what_two_methods_have_in_common_is_trained_once(planned):
     methods = [{"name": "short", "epochs": 20}, {"name": "long", "epochs": 40}]
     runs = planned(methods=methods)
-    trials = trials_of(runs, 4)
-    assert sorted(trial.config.epochs for trial in trials.values()) == [5, 10, 20, 40, 80]
-    done = [
-        replace(TRIAL, key=key, condition=trial.condition, metrics={"cls/NLL": abs(trial.config.epochs - 20)})
-        for key, trial in trials.items()
-    ]
-    done = [replace(t, settings={"epochs": trials[t.key].config.epochs}) for t in done]
+    done = {}
     with pytest.raises(UserError, match="the search made short and long the same: leave one of them out"):
-        next_stage(runs, 4, done)
+        while stage := next_stage(runs, 4, done.values()):
+            for key, trial in stage.items():
+                found = {
+                    "metrics": {"cls/NLL": abs(trial.config.epochs - 20)},
+                    "settings": {"epochs": trial.config.epochs},
+                }
+                done[key] = replace(TRIAL, key=key, condition=trial.condition, **found)
+    assert sorted(trial.settings["epochs"] for trial in done.values()) == [10, 14, 20, 40, 80]
 
 
 def test_lengths_of_snapshots_have_equal_cycles(planned):
     methods = [{"name": "several", "epochs": 12, "optimizer.snapshots": 4}]
     lengths = [trial.config.epochs for trial in trials_of(planned(methods=methods), 4).values()]
-    assert lengths == [12, 8, 24, 4]
+    assert lengths == [12, 24, 8, 16]
 
 
 def test_an_ensemble_shares_the_trials_of_its_single_classifier(planned):
     methods = [{"name": "one", "members": 1}, {"name": "four", "members": 4}]
     runs = planned(methods=methods)
-    trials = trials_of(runs, 3)
-    assert [str(trial.method) for trial in trials.values()] == ["one"] * 3
+    trials = trials_of(runs, 2)
+    assert [str(trial.method) for trial in trials.values()] == ["one"] * 2
     done = [
         replace(TRIAL, key=key, condition=trial.condition, number=i, metrics={"cls/NLL": -i})
         for i, (key, trial) in enumerate(trials.items())
     ]
-    assert {(run.config.epochs, run.networks) for run in next_stage(runs, 3, done).values()} == {(4, 1), (4, 4)}
+    assert {(run.config.epochs, run.networks) for run in next_stage(runs, 2, done).values()} == {(4, 1), (4, 4)}
 
 
 def test_the_lowest_held_out_nll_is_chosen_per_method_and_condition():
@@ -290,7 +313,7 @@ def test_a_method_whose_trials_all_diverged_ends_the_study_with_advice(planned):
 
 def test_the_seeds_are_trained_with_what_the_search_chose(tiny, planned, searched):
     trials = read_trials(searched)
-    assert [trial.number for trial in trials] == [0, 0, 1, 1, 2, 2, 4, 4]  # a quarter of 2 epochs is half
+    assert [trial.number for trial in trials] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert all((trial.num_train, trial.num_held_out) == (90, 10) for trial in trials)
     plan, results = read_plan(searched), read_results(searched)
     best = choose(trials)
@@ -317,14 +340,14 @@ def test_a_finished_search_is_not_run_again_and_more_seeds_use_it(tiny, searched
 def test_an_interrupted_search_goes_on_and_chooses_the_same(tiny, searched, tmp_path):
     trials = read_trials(searched)
     study = tiny(tune=5, seeds=1)
-    for trial in trials[:5]:  # of the six in the first round
+    for trial in trials[:3]:  # of the four in the first round
         append_result(tmp_path, trial)
     (tmp_path / "study.json").write_bytes((searched / "study.json").read_bytes())
     console = Console(record=True)
     run_study(study, tmp_path, console=console)
     shown = console.export_text()
-    assert "8 trials, 5 of them done before" in shown  # all rounds count from the start
-    assert [f"search {n}/8 " in shown for n in range(5, 9)] == [False] + 3 * [True]
+    assert "10 trials, 3 of them done before" in shown  # all rounds count from the start
+    assert [f"search {n}/10 " in shown for n in range(3, 11)] == [False] + 7 * [True]
     assert [(t.key, t.metrics) for t in read_trials(tmp_path)] == [(t.key, t.metrics) for t in trials]
     assert [r.key for r in read_results(tmp_path)] == [r.key for r in read_results(searched)]
 
@@ -359,11 +382,12 @@ def test_a_folder_keeps_to_one_search(tiny, searched):
 
 def test_a_search_of_an_earlier_version_is_not_mixed_with_one_of_this(tiny, searched, tmp_path):
     study = json.loads((searched / "study.json").read_text())
-    assert study.pop("rounds")
-    (tmp_path / "study.json").write_text(json.dumps(study))
+    assert study.pop("search") == VERSION
     (tmp_path / TRIALS).write_bytes((searched / TRIALS).read_bytes())
-    with pytest.raises(UserError, match="its search is of an earlier version"):
-        run_study(tiny(tune=5, seeds=1), tmp_path)
+    for earlier in ({}, {"rounds": False}, {"rounds": True}):
+        (tmp_path / "study.json").write_text(json.dumps({**study, **earlier}))
+        with pytest.raises(UserError, match="its search is of an earlier version"):
+            run_study(tiny(tune=5, seeds=1), tmp_path)
 
 
 def test_a_trial_does_not_depend_on_test_images(tmp_path, planned):
