@@ -68,12 +68,7 @@ DEFAULTS = (  # recipe, setting, what the study showed, the study
     ("few", "model_args.layout", "better than the paper's blocks", "fair-cpu"),
     ("few", "model_args.parameterization", "its steps work in every training", "parameterization-cpu"),
     ("few", "model_args.noise_embedding", "no worse than the linear one", "training-cpu"),
-    (
-        "few",
-        "mask",
-        "with strong augmentation no worse than fewer masked",
-        "mask-strong-cpu",
-    ),
+    ("few", "mask", "with strong augmentation no worse than fewer masked", "mask-strong-cpu"),
     ("few", "sampler.method", "one call is no worse than eight steps", "borders-strong-cpu"),
     ("few", "augment.pad_mode", "with strong augmentation too, mostly better than black", "borders-strong-cpu"),
     (
@@ -89,12 +84,7 @@ DEFAULTS = (  # recipe, setting, what the study showed, the study
     ("finetune", "mask", "with none masked, far behind a linear layer", "finetune-cpu"),
     ("finetune", "model_args.standardize", "better for both methods", "finetune-cpu"),
     ("weak", "sampler.solver", "best on trained networks", "solvers-cpu"),
-    (
-        "weak",
-        "sampler.select",
-        "best where networks predict scores, else level",
-        "steps-cpu",
-    ),
+    ("weak", "sampler.select", "best where networks predict scores, else level", "steps-cpu"),
     ("weak", "sampler.steps", "the paper's; networks that predict scores gain little beyond", "steps-cpu"),
 )
 
@@ -110,20 +100,21 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
         here = {a: [x for x in asked if x.augmentation == a and belongs(x)] for a in TUNED}
         changes = _by_augmentation(here)
         better = [a for a, first in zip(TUNED, (min(changes) > 0, max(changes) < 0), strict=True) if first]
+        which = better[0] if better else "try both augmentations"
         cells = [
-            f"**{_choose_method(here, better or list(TUNED))}, {better[0] if better else 'try both augmentations'}**",
+            f"**{_choose_method(here, better or list(TUNED))}, {which}**",
             f"{signed(changes)} ({count(len(changes), 'condition')})",
             *map(_count_signs, here.values()),
         ]
         yield f"| {group} | {' | '.join(cells)} |"
     yield (
-        "\n*Strong augmentation* is RandAugment, Mixup and CutMix, for images that stay in their class when they are "
-        "distorted and mixed. With thousands of images per class it was trained for some ten epochs, too few to judge "
-        "it; where images [get worse](#7-what-if-images-get-worse-than-those-of-training) than those of training, it "
-        "helps by far more than here. The last columns count conditions in which one call of DiDiCM, which costs "
-        f"{spread([x.inference for x in asked])} times the multiply-adds, is ahead of, level with or behind the "
-        "standard classifier; one or two of so many are beyond noise by chance. Where neither method is better, the "
-        "table says to use the standard classifier, which is simpler.\n"
+        "\n*Strong augmentation* is RandAugment, Mixup and CutMix, for images that stay in their class when they "
+        "are distorted and mixed. With thousands of images per class it was trained for some ten epochs, too few "
+        "to judge it; where images [get worse](#7-what-if-images-get-worse-than-those-of-training) than those of "
+        "training, it helps by far more than here. The last columns count conditions in which one call of DiDiCM, "
+        f"which costs {spread([x.inference for x in asked])} times the multiply-adds, is ahead of, level with or "
+        "behind the standard classifier; one or two of so many are beyond noise by chance. Where neither method "
+        "is better, the table says to use the standard classifier, which is simpler.\n"
     )
     yield _on_price(asked)
     yield _on_all(asked)
@@ -517,10 +508,8 @@ def _on_batches() -> Iterator[str]:
         heads = [f"both {full}", f"{full} and {full // 2}", f"the best of {', '.join(map(str, sizes[0]))}"]
         cells = []
         for a, b in pairs:
-            gap, costs = (
-                here.select(a).minus(here.select(b), SCALED_NLL),
-                [here.select(e).training_cost() for e in (a, b)],
-            )
+            gap = here.select(a).minus(here.select(b), SCALED_NLL)
+            costs = [here.select(e).training_cost() for e in (a, b)]
             cells.append(f"{signed([gap.mean])} ± {gap.half:.3f} ({costs[0] / costs[1]:.1f})")
         names = " and ".join(str(e.method.settings["batch_size"]) for e in best)
         lines.append(f"| {condition} | {' | '.join(cells)}, batches of {names} |")

@@ -48,6 +48,7 @@ from didicm.experiments.results import (
 )
 from didicm.experiments.spec import ONE_CALL
 from didicm.experiments.study_file import list_studies, load_study
+from didicm.experiments.tune import VERSION
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Rows
@@ -129,6 +130,8 @@ QUESTIONS = (
 )
 ALL_STUDIES = """What came out is in the words of each study's page, with its own settings: most keep to a batch of
 50, and many compare trainings of other cost, as their pages say."""
+FOUR_LENGTHS = """Its search tried 1, 1/2, 2 and 1/4 times the length. Run again, it doubles or halves the length
+for as long as that helps."""
 NO_LONGER = "squared times (more of them early), which are no longer an option"
 REPEATED, TRAINED_AGAIN = "repeated", "fair-cpu"
 REPEATED_HEAD = """## Trained again
@@ -238,6 +241,8 @@ def _write_study(files: Files, plan: Plan, rows: Rows) -> str:
     now = load_study(study.name) if ships else study
     changed = [what for name, what in CHANGED.items() if getattr(study, name) != getattr(now, name)]
     parts += [f"Run before the study got more {' and '.join(changed)}.\n"] if changed else []
+    if study.tune > 1 and plan.search < VERSION:
+        parts.append(f"{FOUR_LENGTHS}\n")
     squared = {x for x, settings in plan.settings.items() if settings.get("time_sampling") == "squared"}
     who = [
         str(method)

@@ -266,9 +266,7 @@ def on_people(files: Files) -> Iterator[str]:
     """How far posteriors are from those of some 50 people per image."""
     lines = [line for line in read_people() if line["method"] in PEOPLE]
     found = dict(sorted(same_entry(lines).items(), key=lambda item: _informative(item[0][1])))
-    sides: dict[
-        tuple[str, str], dict[str, list[float]]
-    ] = {}  # of each augmentation and condition, the best answers
+    sides: dict[tuple[str, str], dict[str, list[float]]] = {}  # the best answers, by augmentation and condition
     for (*place, method, sampler), same in found.items():
         who = f"{'DiDiCM' if method.startswith('DiDiCM') else 'standard'}, {sampler}"
         values, here = [x["temperature"]["divergence"] for x in same], sides.setdefault(tuple(place), {})

@@ -1,9 +1,9 @@
 """The search of a tuned study: as many trials for every method under every condition, in rounds.
 
 First the length alone, which is doubled or halved for as long as that helps; then the learning rate at the best
-length, then weight decay at the best of both; further trials vary these two at once around the best so far. Trials
-are judged by the NLL of held-out training images, as trained, and by nothing else: no trial meets a test image, and
-none has the seed of a run whose result counts.
+length, then weight decay at the best of both; further trials vary these two at once around the best so far.
+Trials are judged by the NLL of held-out training images, as trained, and by nothing else: no trial meets a test
+image, and none has the seed of a run whose result counts.
 
 The length is that of the lowest NLL: it decides most, and no recipe can know it. Learning rate and weight decay
 stay as they are given unless others are better by more than two standard errors of the difference, image by image:
@@ -202,7 +202,9 @@ def _search(
                     epochs = next_length(lengths[kind], run.config.epochs)
                     cycles = run.config.optimizer.snapshots or 1  # which are of equal length
                     epochs = max(1, round(epochs / cycles)) * cycles
-                    lengths[kind].setdefault(epochs, math.inf if lengths[kind] else 0)  # a forecast: the first is best
+                    lengths[kind].setdefault(
+                        epochs, math.inf if lengths[kind] else 0
+                    )  # foreseen: the first is best
                 settings["epochs"] = epochs
                 for draw in range(holdouts):
                     changed = _changed(run, {**settings, "seed": SEED + draw})

@@ -149,16 +149,17 @@ def test_an_untuned_study_has_the_keys_that_it_always_had(planned):
 
 def test_what_two_methods_have_in_common_is_trained_once(planned):
     methods = [{"name": "short", "epochs": 20}, {"name": "long", "epochs": 40}]
-    runs = planned(methods=methods)
-    done = {}
-    with pytest.raises(UserError, match="the search made short and long the same: leave one of them out"):
+    runs, done = planned(methods=methods), {}
+
+    def search():
         while stage := next_stage(runs, 4, done.values()):
             for key, trial in stage.items():
-                found = {
-                    "metrics": {"cls/NLL": abs(trial.config.epochs - 20)},
-                    "settings": {"epochs": trial.config.epochs},
-                }
+                epochs = trial.config.epochs
+                found = {"metrics": {"cls/NLL": abs(epochs - 20)}, "settings": {"epochs": epochs}}
                 done[key] = replace(TRIAL, key=key, condition=trial.condition, **found)
+
+    with pytest.raises(UserError, match="the search made short and long the same: leave one of them out"):
+        search()
     assert sorted(trial.settings["epochs"] for trial in done.values()) == [10, 14, 20, 40, 80]
 
 
