@@ -54,7 +54,7 @@ of a random one; black is a single image, so its column only says how it ranks. 
 that of CIFAR-10 is shrunk from 32 to 16 px, as all images are there, which averages much of it away.
 """
 
-PEOPLE_STUDIES = {"fair-cpu": CROPS, "breadth-cpu": CROPS, "many-cpu": CROPS, "batches-strong-cpu": STRONG}
+PEOPLE_STUDIES = {"fair-cpu": CROPS, "breadth-cpu": CROPS, "many-cpu": CROPS, "lengths-strong-cpu": STRONG}
 STRATIFIED_HEAD = """# Times spread evenly over a batch
 {back}
 *Does it help to draw the times of a batch from as many equal parts of [0, 1], one from each?*

@@ -202,9 +202,8 @@ def _search(
                     epochs = next_length(lengths[kind], run.config.epochs)
                     cycles = run.config.optimizer.snapshots or 1  # which are of equal length
                     epochs = max(1, round(epochs / cycles)) * cycles
-                    lengths[kind].setdefault(
-                        epochs, math.inf if lengths[kind] else 0
-                    )  # foreseen: the first is best
+                    foreseen = math.inf if lengths[kind] else 0  # as if the first were the best
+                    lengths[kind].setdefault(epochs, foreseen)
                 settings["epochs"] = epochs
                 for draw in range(holdouts):
                     changed = _changed(run, {**settings, "seed": SEED + draw})
