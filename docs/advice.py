@@ -278,6 +278,7 @@ def write_findings(asked: list[Compared]) -> Iterator[str]:
     yield from _on_backbones()
     yield from _on_temperature(asked)
     yield from _on_confidence()
+    yield from _on_lengths()
     yield from _on_rates()
     yield from _on_holdouts()
     yield from _on_batches()
@@ -427,6 +428,29 @@ def _on_confidence() -> Iterator[str]:
     yield (
         f"- **Rank answers by {advice}**: confidence by normalised logits, which was made for networks with "
         f"smoothed labels, ranks those of standard classifiers better in {lower} of {len(pairs)} measurements."
+    )
+
+
+def _on_lengths() -> Iterator[str]:
+    """What it is worth to train for as long as that helps, with strong augmentation."""
+    if (stored := read_study("lengths-strong-cpu")) is None:
+        return
+    before, now, told, changes = read_study("borders-strong-cpu")[1], stored[1], [], []
+    for condition in now.conditions():
+        entries = [e for e in now.select(condition=condition).entries() if e.sampler == ONE_CALL]
+        chosen = chosen_trials("lengths-strong-cpu")
+        lengths = [f"{chosen[str(e.method), condition].settings['epochs']} ({e.method.name})" for e in entries]
+        told.append(f"{' and '.join(lengths)} with {_per_class([condition])}")
+        gaps = [now.select(e, condition).minus(before.select(e, condition), SCALED_NLL) for e in entries]
+        changes.append((condition, gaps))
+    few, *more = changes
+    yield (
+        "- **With strong augmentation, train long if there are 50 images per class or more.** Held-out images "
+        f"choose {'; '.join(told)} epochs, where recipe `few` has {load_recipe('few').epochs}. Beside a search that "
+        "ends at twice the usual length, the NLL, T of both methods changes by "
+        f"{signed([gap.mean for _, gaps in more for gap in gaps])} there, and by "
+        f"{signed([gap.mean for gap in few[1]])} with {_per_class([few[0]])} "
+        f"({link('lengths-strong-cpu')})."
     )
 
 

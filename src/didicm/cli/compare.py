@@ -17,7 +17,7 @@ from didicm.experiments.results import RESULTS
 from didicm.experiments.run import check_begun, executor_of, forecast, plan_runs, run_study, usual_tflops
 from didicm.experiments.spec import Study, Trials
 from didicm.experiments.study_file import USUAL, compare_study
-from didicm.experiments.tune import trials_of
+from didicm.experiments.tune import at_most, trials_of
 from didicm.progress import duration
 from didicm.report.html import Report, write_report
 from didicm.text import SafeConsole, count, quoted
@@ -234,7 +234,11 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
         if trials
         else ""
     )
-    length = ", if the search keeps these epochs" if trials else ""
+    length = ""
+    if trials:
+        most = forecast(at_most(runs, study.tune, holdouts=study.holdouts)).values()
+        longest = duration(sum(need.seconds(speed) for need in most))
+        length = f" if the search keeps these epochs, {longest} if longer is always better"
     devices = options.devices * at_once
     notes = [f"{seconds / 3600:,.0f} device-hours"] if seconds >= 3600 else []  # as clusters count
     notes += [f"at best {duration(seconds / devices)} on {devices} devices"] if devices > 1 else []

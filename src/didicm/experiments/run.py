@@ -189,6 +189,8 @@ def plan_runs(
         if same is not run:
             raise UserError(f"{same.method} and {run.method} have the same settings: leave one of them out")
     _check_effect(settings or {}, runs.values())
+    if study.holdouts > 1 and any(run.config.data_seed is not None for run in runs.values()):
+        raise UserError("--holdouts draws held-out images anew, which data_seed keeps: leave one of them out")
     labels = {key: str(run.method) for key, run in runs.items()}
     described = {f"{run.method}, {run.condition}": run.settings for run in runs.values()}
     return runs, Plan(study, command, data, described, labels, search=VERSION)

@@ -53,17 +53,24 @@ def search_rounds(count: int) -> list[list[dict[str, float]]]:
     return [factors for factors in kept if factors]
 
 
-def next_length(tried: Mapping[float, float], start: float) -> float:
-    """The next length to try, by the NLL of those before: further if the best is at an end, else beside it."""
+def next_length(tried: Mapping[int, float], start: int, cycles: int = 1) -> int:
+    """The next length to try, by the NLL of those before: further if the best is at an end, else beside it.
+
+    Lengths are multiples of `cycles`. Where that leaves none to try, the best again, which is not trained again.
+    """
     if not tried:
         return start
     best = min(tried, key=tried.__getitem__)
     longer, shorter = [x for x in tried if x > best], [x for x in tried if x < best]
-    if not longer:
-        return 2 * best
-    if not shorter:
-        return best / 2
-    return math.sqrt(best * min(min(longer), max(shorter), key=tried.__getitem__))
+    if math.isinf(tried[best]):  # all have diverged
+        wanted = [min(tried) / 2]
+    elif not longer:
+        wanted = [2.0 * best]
+    else:
+        beside = sorted([min(longer), *([max(shorter)] if shorter else [])], key=tried.__getitem__)
+        wanted = [*([] if shorter else [best / 2]), *(math.sqrt(best * other) for other in beside)]
+    lengths = [max(1, round(length / cycles)) * cycles for length in wanted]
+    return next((length for length in lengths if length not in tried), best)
 
 
 def trials_of(
@@ -78,6 +85,18 @@ def trials_of(
     for trial in _search(runs, count, found, holdouts):
         trials.setdefault(trial.key, trial)  # methods share what is the same training, such as an ensemble's first
     return trials
+
+
+def at_most(runs: Mapping[str, Run], count: int, *, holdouts: int = 1) -> dict[str, Run]:
+    """The trials and runs of a search in which the longest training is always the best: the most it can take."""
+    trials = list(_search(runs, count, None, holdouts, longest=True))
+    epochs: dict[tuple[str, Condition], int] = {}
+    for trial in trials:
+        epochs[trial.kind] = max(epochs.get(trial.kind, 0), trial.config.epochs)
+    once: dict[str, Run] = {}
+    for trial in trials:
+        once.setdefault(trial.key, trial)
+    return once | {key: _changed(run, {"epochs": epochs[run.kind]}) for key, run in runs.items()}
 
 
 def later_rounds(
@@ -123,9 +142,10 @@ def _as_one(repeats: Sequence[Trial]) -> Trial:
 def cost_of_one_draw(trials: Iterable[Trial]) -> float | None:
     """By how much the NLL of a draw of held-out images is higher if another one chose the length, not all others.
 
-    The mean over draws, methods and conditions; None without at least three draws.
+    The length is one of the first two, as the others follow from all draws. The mean over draws, methods and
+    conditions; None without at least three draws.
     """
-    lengths = [trial for trial in trials if trial.number < sum(LENGTHS)]  # rates follow from all draws
+    lengths = [trial for trial in trials if trial.number < LENGTHS[0]]
     whole = {(t.method, t.condition, t.number) for t in combine(lengths) if t.metrics is not None}
     judged = [t for t in lengths if (t.method, t.condition, t.number) in whole]
     draws = {trial.repeat for trial in judged}
@@ -183,14 +203,19 @@ def next_stage(runs: Mapping[str, Run], count: int, done: Iterable[Trial], *, ho
 
 
 def _search(
-    runs: Mapping[str, Run], count: int, found: Mapping[str, Trial] | None, holdouts: int
+    runs: Mapping[str, Run],
+    count: int,
+    found: Mapping[str, Trial] | None,
+    holdouts: int,
+    *,
+    longest: bool = False,  # of a search that is foreseen, whether its longest training is the best, or its first
 ) -> Iterator[Run]:
     """Trials as in `trials_of`, one after the other for all methods; an ensemble tries its first member alone."""
     assert all(run.seed < SEED for run in runs.values())
     kinds, number = {run.kind: run for run in runs.values()}, 0
     best = {kind: {name: run.settings[name] for name in SEARCHED} for kind, run in kinds.items()}
     tried: dict[tuple[str, Condition], list[Trial]] = {kind: [] for kind in kinds}
-    lengths: dict[tuple[str, Condition], dict[float, float]] = {kind: {} for kind in kinds}  # NLL by epochs
+    lengths: dict[tuple[str, Condition], dict[int, float]] = {kind: {} for kind in kinds}  # NLL by epochs
     for factors in search_rounds(count):
         trials = []
         for factor in factors:
@@ -199,11 +224,9 @@ def _search(
                 settings = {name: float(f"{value:.3g}") for name, value in settings.items()}
                 epochs = best[kind]["epochs"]
                 if number < sum(LENGTHS):
-                    epochs = next_length(lengths[kind], run.config.epochs)
-                    cycles = run.config.optimizer.snapshots or 1  # which are of equal length
-                    epochs = max(1, round(epochs / cycles)) * cycles
-                    foreseen = math.inf if lengths[kind] else 0  # as if the first were the best
-                    lengths[kind].setdefault(epochs, foreseen)
+                    tries = lengths[kind]
+                    epochs = next_length(tries, run.config.epochs, run.config.optimizer.snapshots or 1)
+                    tries.setdefault(epochs, -len(tries) if longest else math.inf if tries else 0)  # foreseen
                 settings["epochs"] = epochs
                 for draw in range(holdouts):
                     changed = _changed(run, {**settings, "seed": SEED + draw})
@@ -212,6 +235,8 @@ def _search(
             number += 1
         yield from trials
         if found is None:
+            for kind, tries in lengths.items():
+                best[kind]["epochs"] = min(tries, key=tries.__getitem__)
             continue
         if not all(trial.key in found for trial in trials):
             return

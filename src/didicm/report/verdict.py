@@ -248,8 +248,8 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
         )
     if cost is not None:
         says.append(
-            f"Had a single draw chosen the length, the NLL of another would have been {abs(cost):.3f} "
-            f"{'higher' if cost > 0 else 'lower'} on average than with all others choosing."
+            f"Had a single draw chosen between the first two lengths, the NLL of another would have been "
+            f"{abs(cost):.3f} {'higher' if cost > 0 else 'lower'} on average than with all others choosing."
         )
     ends = (("longest", "shortest"), ("highest", "lowest"), ("highest", "lowest"))
     for (name, words), names in zip(SEARCHED.items(), ends, strict=True):

@@ -22,6 +22,7 @@ from didicm.experiments.tune import (
     SEED,
     SPREADS,
     VERSION,
+    at_most,
     choose,
     combine,
     cost_of_one_draw,
@@ -85,7 +86,18 @@ def test_a_length_is_doubled_or_halved_for_as_long_as_that_helps(best):
 def test_lengths_that_diverge_are_not_exceeded():
     assert next_length({20: 1.0, 40: math.inf}, 20) == 10
     assert next_length({20: math.inf, 40: math.inf}, 20) == 10
-    assert next_length({20: 1.0, 40: math.inf, 10: 2.0}, 20) == pytest.approx(14.1, abs=0.1)
+    assert next_length({20: math.inf, 40: math.inf, 10: math.inf}, 20) == 5
+    assert next_length({20: 1.0, 40: math.inf, 10: 2.0}, 20) == 14
+
+
+@pytest.mark.parametrize(("start", "best", "lengths"), [(3, 3, [3, 6, 2, 4]), (1, 1, [1, 2, 1, 1])])
+def test_few_epochs_are_tried_once_each(start, best, lengths):
+    """Halves of an epoch are rounded; where nothing is left to try, the best is named again."""
+    tried, found = {}, []
+    for _ in range(sum(LENGTHS)):
+        found.append(next_length(tried, start))
+        tried[found[-1]] = abs(math.log(found[-1] / best))
+    assert found == lengths
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 6, 7, 8, 9, 20])
@@ -167,6 +179,10 @@ def test_lengths_of_snapshots_have_equal_cycles(planned):
     methods = [{"name": "several", "epochs": 12, "optimizer.snapshots": 4}]
     lengths = [trial.config.epochs for trial in trials_of(planned(methods=methods), 4).values()]
     assert lengths == [12, 24, 8, 16]
+    methods = [{"name": "several", "epochs": 13, "optimizer.snapshots": 4}]
+    start = next(iter(trials_of(planned(methods=methods), 4).values()))
+    with pytest.raises(UserError, match="needs equal cycles"):  # as without a search
+        prepare(start)
 
 
 def test_an_ensemble_shares_the_trials_of_its_single_classifier(planned):
@@ -276,18 +292,17 @@ def test_an_unfinished_trial_is_left_out():
 
 
 def test_what_a_single_draw_costs_is_judged_by_one_that_had_no_say():
-    # Draws 1 and 2 mislead, each its own way; together they do not. Draw 3 prefers what is best.
-    trials = drawn({0: (1.0, 2.0, 1.5), 1: (2.0, 1.0, 1.5), 2: (1.2, 1.2, 1.0)})
-    single = np.mean([2.0, 1.2, 2.0, 1.2, 1.5, 1.5])
-    together = np.mean([1.2, 1.2, 1.0])
+    trials = drawn({0: (1.0, 2.0, 2.0), 1: (1.5, 1.0, 1.1)})  # draw 1 misleads, alone
+    single = np.mean([1.5, 1.5, 2.0, 1.0, 2.0, 1.1])
+    together = np.mean([1.5, 1.0, 1.1])
     assert cost_of_one_draw(trials) == pytest.approx(single - together)
     assert cost_of_one_draw([trial for trial in trials if trial.repeat < 3]) is None
     unfinished = drawn({0: (9.0,)}, condition=Condition(14, 0.05))
     diverged = [
         replace(trial, metrics=None, losses=None) if trial.repeat == 2 else trial
-        for trial in drawn({3: (0.1,) * 3})
+        for trial in drawn({1: (0.1,) * 3}, condition=Condition(14, 0.05))
     ]
-    later = drawn({4: (0.1, 0.1, 0.1)})  # such trials follow from what all draws chose
+    later = drawn({2: (0.1, 0.1, 0.1), 4: (0.1, 0.1, 0.1)})  # such trials follow from what all draws chose
     assert cost_of_one_draw([*trials, *unfinished, *diverged, *later]) == cost_of_one_draw(trials)
 
 
@@ -368,6 +383,23 @@ def test_a_study_with_several_hold_outs_trains_with_what_all_of_them_chose(tiny,
         assert result.key == replace(config, config=override(config.config, chosen.settings)).key
     with pytest.raises(UserError, match=r"other settings \(holdouts is 2, not 1\)"):
         run_study(tiny(tune=2, seeds=1), tmp_path)
+
+
+def test_a_forecast_of_the_most_doubles_every_length(planned):
+    runs = planned({"epochs": 40})
+    most = at_most(runs, 8)
+    trials = [run for run in most.values() if run.trial is not None]
+    for method in {str(run.method) for run in runs.values()}:
+        own = [trial.config.epochs for trial in trials if str(trial.method) == method]
+        assert own == [40, 80, 160, 320] + 4 * [320]
+    assert {run.config.epochs for run in most.values() if run.trial is None} == {320}
+    assert len(most) == len(trials) + len(runs)
+
+
+def test_hold_outs_are_not_drawn_anew_where_a_seed_keeps_them(tiny, tmp_path):
+    with pytest.raises(UserError, match="--holdouts draws held-out images anew, which data_seed keeps"):
+        run_study(tiny(tune=2, holdouts=2), tmp_path / "study", settings={"data_seed": 0})
+    assert not (tmp_path / "study").exists()
 
 
 def test_hold_outs_need_a_search(tiny, tmp_path):
