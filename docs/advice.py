@@ -14,7 +14,6 @@ from compared import (
     FEW,
     FOLDER,
     MANY,
-    RECOMMENDED,
     STRONG,
     TUNED,
     Compared,
@@ -31,7 +30,7 @@ from questions import compare_stratified, read_places
 from didicm.experiments.results import read_trials
 from didicm.experiments.spec import ONE_CALL, Condition
 from didicm.experiments.tune import combine, cost_of_one_draw
-from didicm.report.records import NLL, SCALED_NLL, TOP1, Estimate, Metric, Rows
+from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 from didicm.report.tables import NORMALIZED_AURC
 from didicm.report.verdict import ALIKE
 from didicm.settings import load_recipe
@@ -92,29 +91,36 @@ DEFAULTS = (  # recipe, setting, what the study showed, the study
 def write_choice(asked: list[Compared]) -> Iterator[str]:
     """What to use by the images one has, as a table, and what it follows from."""
     yield (
-        "| your images | use | NLL, T of a standard classifier, by strong augmentation | "
+        "| your images | use | NLL, T of a standard classifier, by strong augmentation | its training, relative | "
         f"{' | '.join(f'DiDiCM, {augmentation}' for augmentation in TUNED)} |"
     )
-    yield "|---|---|---:|" + "---:|" * len(TUNED)
+    yield "|---|---|---:|---:|" + "---:|" * len(TUNED)
     for group, belongs in GROUPS.items():
         here = {a: [x for x in asked if x.augmentation == a and belongs(x)] for a in TUNED}
-        changes = _by_augmentation(here)
+        pairs = _same_border(here)
+        changes = [strong.gaps[SCALED_NLL].theirs - crops.gaps[SCALED_NLL].theirs for crops, strong in pairs]
+        prices = [strong.costs[1] / crops.costs[1] for crops, strong in pairs if crops.costs and strong.costs]
         better = [a for a, first in zip(TUNED, (min(changes) > 0, max(changes) < 0), strict=True) if first]
         which = better[0] if better else "try both augmentations"
+        if better == [CROPS] and max(prices) < 1:
+            which += "; strong augmentation was not trained for as long"
+        data = " and ".join(dict.fromkeys(crops.data for crops, _ in pairs))
         cells = [
             f"**{_choose_method(here, better or list(TUNED))}, {which}**",
-            f"{signed(changes)} ({count(len(changes), 'condition')})",
+            f"{signed(changes)} ({count(len(changes), 'condition')} of {data})",
+            spread(prices),
             *map(_count_signs, here.values()),
         ]
         yield f"| {group} | {' | '.join(cells)} |"
     yield (
         "\n*Strong augmentation* is RandAugment, Mixup and CutMix, for images that stay in their class when they "
-        "are distorted and mixed. With thousands of images per class it was trained for some ten epochs, too few "
-        "to judge it; where images [get worse](#7-what-if-images-get-worse-than-those-of-training) than those of "
-        "training, it helps by far more than here. The last columns count conditions in which one call of DiDiCM, "
-        f"which costs {spread([x.inference for x in asked])} times the multiply-adds, is ahead of, level with or "
-        "behind the standard classifier; one or two of so many are beyond noise by chance. Where neither method "
-        "is better, the table says to use the standard classifier, which is simpler.\n"
+        "are distorted and mixed. It pays in longer training: the fourth column has the multiply-adds of the "
+        "lengths that were chosen, relative to those with crops and flips. Where images "
+        "[get worse](#7-what-if-images-get-worse-than-those-of-training) than those of training, it helps by far "
+        "more than here. The last columns count conditions in which one call of DiDiCM, which costs "
+        f"{spread([x.inference for x in asked])} times the multiply-adds, is ahead of, level with or behind the "
+        f"standard classifier; of {len(asked)}, one or two would be ahead by chance alone, and as many behind. "
+        "Where neither method is better, the table says to use the standard classifier, which is simpler.\n"
     )
     yield _on_price(asked)
     yield _on_all(asked)
@@ -122,14 +128,11 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
     yield f"\n{COMMANDS}"
 
 
-def _by_augmentation(here: Mapping[str, list[Compared]]) -> list[float]:
-    """What strong augmentation changes for the best standard classifier, where both show the same border."""
-    crops, strong = ({x.place: x for x in here[augmentation]} for augmentation in (CROPS, STRONG))
-    return [
-        strong[place].gaps[SCALED_NLL].theirs - crops[place].gaps[SCALED_NLL].theirs
-        for place in crops.keys() & strong.keys()
-        if strong[place].shows_black == crops[place].shows_black
-    ]
+def _same_border(here: Mapping[str, list[Compared]]) -> list[tuple[Compared, Compared]]:
+    """Conditions with both augmentations, where both show the same border."""
+    strong = {x.place: x for x in here[STRONG]}
+    pairs = [(x, strong[x.place]) for x in here[CROPS] if x.place in strong]
+    return [(crops, found) for crops, found in pairs if crops.shows_black == found.shows_black]
 
 
 def _count_signs(found: list[Compared]) -> str:
@@ -161,13 +164,16 @@ def _on_all(asked: list[Compared]) -> str:
 
 def _on_price(asked: list[Compared]) -> str:
     """What the training of DiDiCM cost where it is ahead, and how often it is where it cost the same."""
-    ahead = [x for x in asked if x.ahead > 0]
-    prices = spread([x.training for x in ahead if x.training])
     alike = [x.ahead for x in asked if x.training and x.training <= ALIKE]
+    longer = [x for x in asked if x.training and x.training > ALIKE]
+    signs, ahead = [x.ahead for x in longer], [x for x in asked if x.ahead > 0]
+    by_nll = sum(x.gaps[SCALED_NLL].sign > 0 for x in ahead)
     return (
-        f"- **At about the same cost of training**, at most {ALIKE} times the multiply-adds, DiDiCM is ahead in "
-        f"{alike.count(1)} of {len(alike)} conditions and behind in {alike.count(-1)}. Of all {len(asked)} it is "
-        f"ahead in {len(ahead)}, where its training took {prices} times as many."
+        "- **By the cost of training**: where DiDiCM's, at the lengths that were chosen, takes at most "
+        f"{ALIKE} times the multiply-adds, it is ahead in {alike.count(1)} and behind in {alike.count(-1)} of "
+        f"{len(alike)} conditions; where it takes {spread([x.training for x in longer])} times as many, ahead in "
+        f"{signs.count(1)} and behind in {signs.count(-1)} of {len(longer)}. Of the {len(ahead)} where it is "
+        f"ahead, {by_nll} are by NLL, T and the others by top-1 alone."
     )
 
 
@@ -446,11 +452,10 @@ def _on_lengths() -> Iterator[str]:
     few, *more = changes
     yield (
         "- **With strong augmentation, train long if there are 50 images per class or more.** Held-out images "
-        f"choose {'; '.join(told)} epochs, where recipe `few` has {load_recipe('few').epochs}. Beside a search that "
-        "ends at twice the usual length, the NLL, T of both methods changes by "
+        f"choose {'; '.join(told)} epochs, where recipe `few` has {load_recipe('few').epochs}. Beside a search "
+        "that ends at twice the usual length, the NLL, T of both methods changes by "
         f"{signed([gap.mean for _, gaps in more for gap in gaps])} there, and by "
-        f"{signed([gap.mean for gap in few[1]])} with {_per_class([few[0]])} "
-        f"({link('lengths-strong-cpu')})."
+        f"{signed([gap.mean for gap in few[1]])} with {_per_class([few[0]])} ({link('lengths-strong-cpu')})."
     )
 
 
@@ -482,28 +487,14 @@ def _on_holdouts() -> Iterator[str]:
     """What it is worth to judge the trials of a search by several draws of held-out images."""
     told = []
     for name in ("holdouts-cpu", "batches-cpu"):
-        cost, (plan, rows) = cost_of_one_draw(read_trials(FOLDER / name)), read_study(name)
+        cost = cost_of_one_draw(read_trials(FOLDER / name), lengths=4)  # which these searches did not choose
+        plan, rows = read_study(name)
         images = " or ".join(map(str, sorted({row.run.num_held_out for row in rows}))) + " images each"
         told.append(f"{signed([cost])} with {plan.study.holdouts} draws of {images} ({link(name)})")
     yield (
-        "- **Draw few held-out images several times** (`--tune 4 --holdouts 5`): where a single draw chose the "
-        f"length, the NLL of another draw differs by {'; '.join(told)} from where all others did."
-    )
-    (once, here), (again, there) = (read_study(name) for name in ("holdouts-cpu", "batches-cpu"))
-    condition = min(here.conditions(), key=lambda condition: condition.fraction)
-    found = []
-    for plan, rows in ((once, here), (again, there)):
-        pair = [
-            next(e for e in rows.entries() if e.sampler == ONE_CALL and str(e.method) == method)
-            for method in (f"DiDiCM, {RECOMMENDED}", "standard")
-        ]
-        gap = rows.select(pair[0], condition).minus(rows.select(pair[1], condition), TOP1)
-        length = chosen_trials(plan.study.name)[str(pair[0].method), condition].settings["epochs"]
-        found.append(f"{TOP1.text(gap.mean, '+')} ± {TOP1.text(gap.half)} points, {length} epochs")
-    yield (
-        "- **Intervals are over the seeds of one search, and another may turn the sign**: the same two methods "
-        f"with {condition}, searched with other held-out images, differ by {found[0]} for DiDiCM "
-        f"({link('holdouts-cpu')}), and by {found[1]} ({link('batches-cpu')}), in top-1."
+        "- **Few held-out images choose in part by chance** (`--tune 8 --holdouts 5` draws them five times). "
+        "Where one draw chose one of four lengths, the NLL of another differs from where all others chose "
+        f"by {'; '.join(told)}."
     )
 
 
@@ -511,39 +502,40 @@ def _on_batches() -> Iterator[str]:
     """What the size of the batch, which no search varies, has to do with who is ahead."""
     plan, rows = read_study("batches-cpu")
     yield (
-        "- **The batch matters where images are few**, and no search varies it. Where half of a batch is masked, "
-        "half as many examples train the unconditioned prediction in a step; so they do in a standard classifier "
-        f"with half of the batch. NLL, T of DiDiCM minus the standard classifier's ({link('batches-cpu')}):\n"
+        "- **The batch matters where images are few**, and no search varies it. NLL, T of DiDiCM minus the "
+        f"standard classifier's by the batch of each, with crops and flips ({link('batches-cpu')}):\n"
     )
-    heads, lines = [], []
+    heads, lines, close = [], [], []
     for condition in rows.conditions():
         here = rows.select(condition=condition)
         once = [e for e in here.entries() if e.sampler == ONE_CALL]
         ours, theirs = ([e for e in once if e.method.baseline == side] for side in (False, True))
-        sizes = [[e.method.settings["batch_size"] for e in side] for side in (ours, theirs)]
-        full = max(sizes[0])
-        half = theirs[sizes[1].index(full // 2)]
-        best = [choose_variant(plan, here, condition, side) for side in (ours, theirs)]
-        pairs = (
-            (ours[sizes[0].index(full)], theirs[sizes[1].index(full)]),
-            (ours[sizes[0].index(full)], half),
-            best,
-        )
-        heads = [f"both {full}", f"{full} and {full // 2}", f"the best of {', '.join(map(str, sizes[0]))}"]
-        cells = []
-        for a, b in pairs:
-            gap = here.select(a).minus(here.select(b), SCALED_NLL)
-            costs = [here.select(e).training_cost() for e in (a, b)]
-            cells.append(f"{signed([gap.mean])} ± {gap.half:.3f} ({costs[0] / costs[1]:.1f})")
-        names = " and ".join(str(e.method.settings["batch_size"]) for e in best)
-        lines.append(f"| {condition} | {' | '.join(cells)}, batches of {names} |")
-    yield f"| batch of DiDiCM and of the standard classifier | {' | '.join(heads)} |"
+        chosen = [choose_variant(plan, here, condition, side) for side in (ours, theirs)]
+        heads = [f"standard, {_batch(e)}" for e in theirs]
+        for a in ours:
+            cells = []
+            for b in theirs:
+                gap = here.select(a).minus(here.select(b), SCALED_NLL)
+                costs = [here.select(e).training_cost() for e in (a, b)]
+                stars = "**" if [a, b] == chosen else ""
+                cells.append(f"{stars}{signed([gap.mean])} ± {gap.half:.3f}{stars} ({costs[0] / costs[1]:.1f})")
+            lines.append(f"| {condition}, DiDiCM, {_batch(a)} | {' | '.join(cells)} |")
+        nll = {e: chosen_trials("batches-cpu")[str(e.method), condition].nll for e in theirs}
+        told = ", ".join(f"{x:.3f}" for x in nll.values())
+        close.append(f"{told} with {_per_class([condition])}")
+    yield f"| | {' | '.join(heads)} |"
     yield "|---|" + "---:|" * len(heads)
     yield from lines
     yield (
-        "\nIn brackets: multiply-adds of DiDiCM's training relative to the other's. The best is chosen by "
-        f"held-out images. {_on_strong_batches()}"
+        "\nIn bold what held-out images choose, which can be a matter of chance: the held-out NLL of the standard "
+        f"classifier's batches is {'; '.join(close)}. In brackets: multiply-adds of DiDiCM's training relative to "
+        "the other's. Where half of a batch is masked, half as many examples train the unconditioned prediction "
+        f"in a step, as in a standard classifier with half of the batch.{_on_strong_batches()}"
     )
+
+
+def _batch(entry: Entry) -> str:
+    return f"batch {entry.method.settings['batch_size']}"
 
 
 def _on_strong_batches() -> str:
@@ -581,11 +573,10 @@ def write_conditions(once: list[Compared], often: list[Compared]) -> str:
         parts += [f"## {title}\n"]
         parts += [f"| condition | | {' | '.join(m.heading for m in ADVISED)} | inference | training | |"]
         parts += ["|---|---|" + "---:|" * (len(ADVISED) + 2) + "---|"]
-        for place in dict.fromkeys(x.place for x in found):
-            here = [x for x in found if x.place == place]
+        for place, study in dict.fromkeys((x.place, x.study) for x in found):
+            here = [x for x in found if (x.place, x.study) == (place, study)]
             cells = [metric.text(here[0].gaps[metric].theirs) for metric in ADVISED]
-            study = f"[study]({here[0].study}/README.md)"
-            parts += [f"| {place} | {here[0].best} | {' | '.join(cells)} | 1 | 1 | {study} |"]
+            parts += [f"| {place} | {here[0].best} | {' | '.join(cells)} | 1 | 1 | [study]({study}/README.md) |"]
             for x in here:
                 marks = {1: " +", 0: "", -1: " -"}
                 cells = [m.text(x.gaps[m].ours) + marks[x.gaps[m].sign] for m in ADVISED]

@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 from didicm.evaluation.intervals import seed_interval
 from didicm.experiments.results import Plan, Trial, read_plan, read_results, read_trials
 from didicm.experiments.spec import ONE_CALL, Condition
-from didicm.experiments.tune import choose
+from didicm.experiments.tune import choose, combine
 from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, rows_of
 from didicm.report.verdict import ALIKE
 
@@ -101,13 +100,18 @@ class Compared:
     data: str
     condition: Condition
     entry: Entry  # of several variants, the one that held-out images prefer
-    chosen_of: int  # so many
     best: Entry  # of the standard classifiers, likewise
     shows_black: bool  # where images are shifted in training; else their border is repeated
+    predicts_scores: bool  # else the posterior
     gaps: dict[Metric, Gap]
     by_temperature: float  # what it adds to the NLL of the best
     inference: float  # multiply-adds relative to those of the best
-    training: float | None
+    costs: tuple[float, float] | None  # multiply-adds of both trainings
+
+    @property
+    def training(self) -> float | None:
+        """Multiply-adds relative to those of the best, as they are printed: 1.32 is not more than 1.3."""
+        return self.costs and round(self.costs[0] / self.costs[1], 1)
 
     @property
     def place(self) -> str:
@@ -118,11 +122,6 @@ class Compared:
     def ahead(self) -> int:
         """1, 0 or -1: by temperature-scaled NLL, and where that is level by top-1."""
         return self.gaps[SCALED_NLL].sign or self.gaps[TOP1].sign
-
-    @property
-    def images(self) -> float:
-        """For training, of all classes."""
-        return self.condition.fraction * (100 if self.data.startswith("100 ") else 10)
 
     @property
     def wrong_labels(self) -> bool:
@@ -136,23 +135,22 @@ def place_of(data: str, condition: Condition) -> str:
 
 
 def compare_all(views: bool = False) -> list[Compared]:
-    """DiDiCM under every condition of the tuned studies, each once for each augmentation."""
-    found: dict[tuple[str, str], list[Compared]] = {}  # the first study that has a condition
+    """DiDiCM under every condition of the tuned studies, each once for each augmentation and sampler."""
+    found: dict[tuple[str, str, str], Compared] = {}  # of the first study that has it
     for augmentation, names in (VIEWED if views else TUNED).items():
         for name in names:
             if (stored := read_study(name)) is None:
                 continue
             plan, rows = stored
             kept = Rows(r for r in rows if (r.views > 1) == views and not r.method.variant.endswith(BLACK))
-            compared = list(_compare(plan, augmentation, kept))
-            for key in dict.fromkeys((augmentation, x.place) for x in compared):
-                found.setdefault(key, [x for x in compared if (augmentation, x.place) == key])
+            for x in _compare(plan, augmentation, kept):
+                found.setdefault((augmentation, x.place, x.entry.sampler), x)
     data = list(dict.fromkeys(DATA.values()))
 
     def order(x: Compared) -> tuple[float, ...]:
         return x.wrong_labels, data.index(x.data), -x.condition.resolution, -x.condition.fraction
 
-    return sorted(chain.from_iterable(found.values()), key=order)
+    return sorted(found.values(), key=order)
 
 
 def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
@@ -175,19 +173,20 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
             # A study that was run in parts has stored the settings of its last part alone.
             same = [plan.settings.get(f"{ours.method}, {x}") for x in (condition, *rows.conditions())]
             settings = next(x for x in same if x is not None)
+            network = settings["model_args"]
             yield Compared(
                 plan.study.name,
                 augmentation,
                 DATA[plan.data],
                 condition,
                 ours,
-                len(same_sampler),
                 best,
                 settings.get("augment.pad_mode", BLACK) == BLACK,  # as all did before it was a setting
+                network.get("parameterization", "score") == "score",
                 gaps,
                 scaled - nll,
                 here.cost_ratio(ours, best),
-                costs[0] / costs[1] if all(costs) else None,
+                (costs[0], costs[1]) if all(costs) else None,
             )
 
 
@@ -206,6 +205,24 @@ def choose_variant(plan: Plan, here: Rows, condition: Condition, entries: list[E
 def chosen_trials(study: str) -> dict[tuple[str, Condition], Trial]:
     """What the search of a study kept, by method and condition."""
     return choose(read_trials(FOLDER / study))
+
+
+def of_study(name: str) -> list[Compared]:
+    """One call of DiDiCM under every condition of a tuned study."""
+    augmentation = next((a for a, names in TUNED.items() if name in names), None)
+    if augmentation is None or (stored := read_study(name)) is None:
+        return []
+    plan, rows = stored
+    kept = Rows(row for row in rows if row.views <= 1 and not row.method.variant.endswith(BLACK))
+    return one_call(list(_compare(plan, augmentation, kept)))
+
+
+def ends_longest(x: Compared, entry: Entry) -> bool | None:
+    """Whether the length that was chosen is the longest that was tried; None without a search."""
+    trials = [t for t in combine(read_trials(FOLDER / x.study)) if t.condition == x.condition and t.metrics]
+    epochs = [t.settings["epochs"] for t in trials if t.method == str(entry.method)]
+    chosen = chosen_trials(x.study).get((str(entry.method), x.condition))
+    return None if chosen is None else chosen.settings["epochs"] == max(epochs)
 
 
 def one_call(found: list[Compared]) -> list[Compared]:

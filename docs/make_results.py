@@ -12,7 +12,19 @@ from pathlib import Path
 from statistics import stdev
 
 from advice import write_aim, write_choice, write_conditions, write_defaults, write_findings
-from compared import FOLDER, MANY, PEOPLE, TUNED, Compared, compare_all, one_call, read_study, with_interval
+from compared import (
+    FOLDER,
+    MANY,
+    PEOPLE,
+    TUNED,
+    Compared,
+    compare_all,
+    of_study,
+    one_call,
+    read_study,
+    signed,
+    with_interval,
+)
 from measured import (
     read_json,
     read_lines,
@@ -51,9 +63,10 @@ from didicm.experiments.study_file import list_studies, load_study
 from didicm.experiments.tune import VERSION
 from didicm.files import write_files
 from didicm.report.html import draw_numbers, make_tables, read_search
-from didicm.report.records import MINUS, NLL, SCALED_NLL, TOP1, Rows
+from didicm.report.records import NLL, SCALED_NLL, TOP1, Rows
 from didicm.report.tables import show
 from didicm.report.verdict import verdict
+from didicm.text import count
 
 CHANGED = {"seeds": "seeds", "tune": "trials"}  # what a study may ask for more of since it was run
 PAGE, README = Path("results.md"), "README.md"
@@ -115,12 +128,12 @@ whether the lead grows where images are less informative.
   and weight decay. Where it has variants that cost as much, held-out images choose one too, such as its batch.
 - *Ahead* and *behind*: beyond the 95 % interval of the difference over seeds, by temperature-scaled NLL
   ("NLL, T"), and where that shows no difference by top-1. *Level*: neither shows one. The intervals are over the
-  seeds of one search; [another search may turn the sign](#what-else-was-learnt).
+  seeds of one search: that another would choose other lengths is not in them.
 
 ## Which method to use
 """
 QUESTIONS = (
-    "Who is ahead, each method at its best?",
+    "Who is ahead, each method with a length of its own?",
     "What if training labels are wrong?",
     "How far is the posterior from what people see?",
     "How many steps, which labels, how many chains?",
@@ -128,8 +141,9 @@ QUESTIONS = (
     "Can one call say what the sampler says?",
     "What if images get worse than those of training?",
 )
-ALL_STUDIES = """What came out is in the words of each study's page, with its own settings: most keep to a batch of
-50, and many compare trainings of other cost, as their pages say."""
+ALL_STUDIES = """Where each method has a length of its own, what came out is counted as above. Elsewhere it is in
+the words of the study's page, which takes the best standard classifier by test images; many of these studies
+compare trainings of other cost."""
 FOUR_LENGTHS = """Its search tried 1, 1/2, 2 and 1/4 times the length. Run again, it doubles or halves the length
 for as long as that helps."""
 NO_LONGER = "squared times (more of them early), which are no longer an option"
@@ -177,8 +191,7 @@ def write_pages() -> Files:
     for name in (f"{name}-cpu" for name in ORDER):
         if stored := read_study(name):
             says = _write_study(files, *stored)
-            several = [x for x in asked if x.study == name and x.chosen_of > 1]
-            says = _say_chosen(several) if several else says
+            says = _say_chosen(found) if (found := of_study(name)) else says
             lines.append(f"| [{name}](results/{name}/{README}) | {stored[0].study.question} | {says} |")
     files[str(PAGE)] = "\n".join([*lines, ""])
     files["results/conditions.md"] = write_conditions(once, often)
@@ -191,13 +204,10 @@ def write_pages() -> Files:
 
 
 def _say_chosen(found: list[Compared]) -> str:
-    """What came out of a study with several variants, each side with the one that held-out images prefer."""
-    told = (
-        f"{x.gaps[SCALED_NLL].difference.mean:+.3f} ± {x.gaps[SCALED_NLL].difference.half:.3f} with {x.condition} "
-        f"({x.entry}; {x.best})".replace("-", MINUS)
-        for x in found
-    )
-    return f"NLL, T of DiDiCM minus the standard classifier's, as held-out images choose both: {'; '.join(told)}."
+    """What came out of a tuned study, each side with the variant that held-out images prefer."""
+    ahead, gaps = [x.ahead for x in found], [x.gaps[SCALED_NLL].difference.mean for x in found]
+    counts = ", ".join(f"{word} in {ahead.count(k)}" for word, k in (("ahead", 1), ("level", 0), ("behind", -1)))
+    return f"One call of DiDiCM is {counts} of {count(len(found), 'condition')}: NLL, T {signed(gaps)}."
 
 
 def write_summary(text: str) -> str:

@@ -139,15 +139,15 @@ def _as_one(repeats: Sequence[Trial]) -> Trial:
     return replace(first, num_held_out=images, metrics=metrics, losses=tuple(losses) or None)
 
 
-def cost_of_one_draw(trials: Iterable[Trial]) -> float | None:
+def cost_of_one_draw(trials: Iterable[Trial], lengths: int = LENGTHS[0]) -> float | None:
     """By how much the NLL of a draw of held-out images is higher if another one chose the length, not all others.
 
-    The length is one of the first two, as the others follow from all draws. The mean over draws, methods and
-    conditions; None without at least three draws.
+    The length is one of the first `lengths`, which follow from no draw; others follow from all. The mean over
+    draws, methods and conditions; None without at least three draws.
     """
-    lengths = [trial for trial in trials if trial.number < LENGTHS[0]]
-    whole = {(t.method, t.condition, t.number) for t in combine(lengths) if t.metrics is not None}
-    judged = [t for t in lengths if (t.method, t.condition, t.number) in whole]
+    first = [trial for trial in trials if trial.number < lengths]
+    whole = {(t.method, t.condition, t.number) for t in combine(first) if t.metrics is not None}
+    judged = [t for t in first if (t.method, t.condition, t.number) in whole]
     draws = {trial.repeat for trial in judged}
     if len(draws) < 3:
         return None
