@@ -519,8 +519,8 @@ def on_shift(files: Files) -> Iterator[str]:
     yield (
         f"**Under {last} severities and the {len(_shift_kinds(runs))} conditions below, DiDiCM's NLL is lower "
         f"than the standard classifier's beyond noise in {sum(map(len, lower.values()))} of {len(cases)} "
-        f"cases{at} and higher in {higher}; strong augmentation changes that of the standard classifier by {signed(changes)} at the "
-        "highest severity.** Fashion-MNIST at 14 px.\n"
+        f"cases{at} and higher in {higher}; strong augmentation changes that of the standard classifier by "
+        f"{signed(changes)} at the highest severity.** Fashion-MNIST at 14 px.\n"
     )
     panels = {
         f"{fraction} images per class, {a}": {
