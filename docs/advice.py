@@ -447,7 +447,11 @@ def _on_lengths() -> Iterator[str]:
         chosen = chosen_trials("lengths-strong-cpu")
         lengths = [f"{chosen[str(e.method), condition].settings['epochs']} ({e.method.name})" for e in entries]
         told.append(f"{' and '.join(lengths)} with {_per_class([condition])}")
-        gaps = [now.select(e, condition).minus(before.select(e, condition), SCALED_NLL) for e in entries]
+        same = [next(b for b in before.entries() if str(b) == str(e)) for e in entries]
+        gaps = [
+            now.select(e, condition).minus(before.select(b, condition), SCALED_NLL)
+            for e, b in zip(entries, same, strict=True)
+        ]
         changes.append((condition, gaps))
     few, *more = changes
     yield (

@@ -30,6 +30,7 @@ GIVEN = (
     "batches-cpu",
     "batches-strong-cpu",
     "lengths-strong-cpu",
+    "equal-strong-cpu",
     "breadth-cpu",
     "many-cpu",
     "classes-border-cpu",
