@@ -78,6 +78,7 @@ ORDER = (
     "strong-breadth",
     "strong-many",
     "lengths-strong",
+    "equal-strong",
     "classes-border",
     "classes",
     "strong-classes",

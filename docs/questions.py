@@ -316,8 +316,8 @@ def on_people(files: Files) -> Iterator[str]:
         yield f"| {', '.join(place[::-1])} | {' | '.join(cells)} |"
     yield (
         "\nNats, mean and standard deviation over seeds; of the standard classifier with smoothed labels and "
-        "without, the better. With 16 px and up to 200 images per class the models are those of "
-        f"{link('fair-cpu', 'an older study')}, which shows black and predicts scores. [All "
+        "without, the better. With crops and flips, 16 px and up to 200 images per class the models are "
+        f"those of {link('fair-cpu', 'an older study')}, which shows black and predicts scores. [All "
         "measures](results/human/README.md).\n"
     )
 
