@@ -123,6 +123,7 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
         "Where neither method is better, the table says to use the standard classifier, which is simpler.\n"
     )
     yield _on_price(asked)
+    yield from _on_equal_lengths()
     yield _on_all(asked)
     yield _on_more_calls()
     yield f"\n{COMMANDS}"
@@ -174,6 +175,28 @@ def _on_price(asked: list[Compared]) -> str:
         f"{len(alike)} conditions; where it takes {spread([x.training for x in longer])} times as many, ahead in "
         f"{signs.count(1)} and behind in {signs.count(-1)} of {len(longer)}. Of the {len(ahead)} where it is "
         f"ahead, {by_nll} are by NLL, T and the others by top-1 alone."
+    )
+
+
+def _on_equal_lengths() -> Iterator[str]:
+    """Who is ahead where lengths are not chosen, but given, and the same."""
+    if (stored := read_study("equal-strong-cpu")) is None:
+        return
+    rows = stored[1]
+    once = {(e.method.baseline, e.method.settings["epochs"]): e for e in rows.entries() if e.sampler == ONE_CALL}
+    lengths = sorted({epochs for _, epochs in once})
+    told = []
+    for ours, theirs in [(epochs, epochs) for epochs in lengths] + [(lengths[-1], lengths[0])]:
+        pair = rows.select(once[False, ours]), rows.select(once[True, theirs])
+        nll, top1 = (pair[0].minus(pair[1], metric) for metric in (SCALED_NLL, TOP1))
+        told.append(
+            f"{signed([nll.mean])} ± {nll.half:.3f} and {TOP1.text(top1.mean, '+')} ± {TOP1.text(top1.half)} "
+            f"points with {ours} epochs beside {theirs}"
+        )
+    yield (
+        f"- **At equal lengths**, with strong augmentation and {_per_class(rows.conditions())}, the NLL, T and "
+        f"top-1 of one call of DiDiCM minus the standard classifier's are {'; '.join(told)}, as held-out images "
+        f"choose ({link('equal-strong-cpu')})."
     )
 
 
@@ -285,7 +308,6 @@ def write_findings(asked: list[Compared]) -> Iterator[str]:
     yield from _on_temperature(asked)
     yield from _on_confidence()
     yield from _on_lengths()
-    yield from _on_equal_lengths()
     yield from _on_rates()
     yield from _on_holdouts()
     yield from _on_batches()
@@ -461,28 +483,6 @@ def _on_lengths() -> Iterator[str]:
         "that ends at twice the usual length, the NLL, T of both methods changes by "
         f"{signed([gap.mean for _, gaps in more for gap in gaps])} there, and by "
         f"{signed([gap.mean for gap in few[1]])} with {_per_class([few[0]])} ({link('lengths-strong-cpu')})."
-    )
-
-
-def _on_equal_lengths() -> Iterator[str]:
-    """Who is ahead where lengths are not chosen, but given, and the same."""
-    if (stored := read_study("equal-strong-cpu")) is None:
-        return
-    rows = stored[1]
-    once = {(e.method.baseline, e.method.settings["epochs"]): e for e in rows.entries() if e.sampler == ONE_CALL}
-    lengths = sorted({epochs for _, epochs in once})
-    told = []
-    for ours, theirs in [(epochs, epochs) for epochs in lengths] + [(lengths[-1], lengths[0])]:
-        pair = rows.select(once[False, ours]), rows.select(once[True, theirs])
-        nll, top1 = (pair[0].minus(pair[1], metric) for metric in (SCALED_NLL, TOP1))
-        told.append(
-            f"{signed([nll.mean])} ± {nll.half:.3f} and {TOP1.text(top1.mean, '+')} ± {TOP1.text(top1.half)} "
-            f"points with {ours} epochs beside {theirs}"
-        )
-    yield (
-        f"- **At equal lengths**, with strong augmentation and {_per_class(rows.conditions())}, the NLL, T and "
-        f"top-1 of one call of DiDiCM minus the standard classifier's are {'; '.join(told)}, as held-out images "
-        f"choose ({link('equal-strong-cpu')})."
     )
 
 
