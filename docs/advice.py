@@ -29,7 +29,7 @@ from questions import compare_stratified, read_places
 
 from didicm.experiments.results import read_trials
 from didicm.experiments.spec import ONE_CALL, Condition
-from didicm.experiments.tune import combine, cost_of_one_draw
+from didicm.experiments.tune import combine, cost_of_one_draw, lengths_alike
 from didicm.report.records import NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows
 from didicm.report.tables import NORMALIZED_AURC
 from didicm.report.verdict import ALIKE
@@ -169,13 +169,22 @@ def _on_price(asked: list[Compared]) -> str:
     longer = [x for x in asked if x.training and x.training > ALIKE]
     signs, ahead = [x.ahead for x in longer], [x for x in asked if x.ahead > 0]
     by_nll = sum(x.gaps[SCALED_NLL].sign > 0 for x in ahead)
+    alone = sum(_by_chance(x) for x in longer)
     return (
         "- **By the cost of training**: where DiDiCM's, at the lengths that were chosen, takes at most "
         f"{ALIKE} times the multiply-adds, it is ahead in {alike.count(1)} and behind in {alike.count(-1)} of "
         f"{len(alike)} conditions; where it takes {spread([x.training for x in longer])} times as many, ahead in "
-        f"{signs.count(1)} and behind in {signs.count(-1)} of {len(longer)}. Of the {len(ahead)} where it is "
-        f"ahead, {by_nll} are by NLL, T and the others by top-1 alone."
+        f"{signs.count(1)} and behind in {signs.count(-1)} of {len(longer)}; in {alone} of these, two standard "
+        "errors of the held-out NLL do not tell the lengths of both apart. Of the "
+        f"{len(ahead)} where it is ahead, {by_nll} are by NLL, T and the others by top-1 alone."
     )
+
+
+def _by_chance(x: Compared) -> bool:
+    """Whether held-out images do not tell the length of one side from that of the other."""
+    alike = lengths_alike(read_trials(FOLDER / x.study))
+    ours, theirs = (alike[str(entry.method), x.condition] for entry in (x.entry, x.best))
+    return ours[0] in theirs or theirs[0] in ours
 
 
 def _on_equal_lengths() -> Iterator[str]:

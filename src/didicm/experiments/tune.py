@@ -117,6 +117,24 @@ def choose(trials: Iterable[Trial]) -> dict[tuple[str, Condition], Trial]:
     return {kind: trial for kind, trial in kept.items() if trial.metrics is not None}
 
 
+def lengths_alike(trials: Iterable[Trial]) -> dict[tuple[str, Condition], list[int]]:
+    """By method and condition, lengths that held-out images do not tell from the one that the search kept.
+
+    The kept one is first; two standard errors of the difference would tell them apart.
+    """
+    tried: dict[tuple[str, Condition], dict[int, Trial]] = {}
+    combined, found = combine(trials), {}
+    for trial in sorted(combined, key=lambda trial: trial.number):
+        if trial.number < sum(LENGTHS):  # which differ in nothing else
+            own = tried.setdefault((trial.method, trial.condition), {})
+            own.setdefault(int(trial.settings["epochs"]), trial)
+    for kind, best in choose(combined).items():
+        epochs = int(best.settings["epochs"])
+        kept = tried[kind].pop(epochs)
+        found[kind] = [epochs, *(x for x, other in tried[kind].items() if not _clearly_better(kept, other))]
+    return found
+
+
 def combine(trials: Iterable[Trial]) -> list[Trial]:
     """Each trial once, judged by all draws of its held-out images; one without all of them is left out."""
     repeats: dict[tuple[str, Condition, int], list[Trial]] = {}
@@ -243,7 +261,7 @@ def _search(
         for trial in trials:
             tried[trial.kind].append(_result_of(trial, found))
         best = {kind: _keep(combine(own)).settings for kind, own in tried.items()}
-        lengths = {k: {t.settings["epochs"]: t.nll for t in combine(own)} for k, own in tried.items()}
+        lengths = {k: {int(t.settings["epochs"]): t.nll for t in combine(own)} for k, own in tried.items()}
 
 
 def _result_of(trial: Run, found: Mapping[str, Trial]) -> Trial:

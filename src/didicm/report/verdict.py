@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from didicm.experiments.results import Trial
 from didicm.experiments.spec import ONE_CALL, Condition, Study
-from didicm.experiments.tune import SEARCHED, choose, combine, cost_of_one_draw
+from didicm.experiments.tune import SEARCHED, choose, combine, cost_of_one_draw, lengths_alike
 from didicm.report.panels import on_study
 from didicm.report.records import ENTROPY, NLL, SCALED_NLL, TOP1, Entry, Estimate, Metric, Rows, complete
 from didicm.text import count
@@ -251,6 +251,7 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
             f"Had a single draw chosen between the first two lengths, the NLL of another would have been "
             f"{abs(cost):.3f} {'higher' if cost > 0 else 'lower'} on average than with all others choosing."
         )
+    says += _on_lengths_alike(trials)
     ends = (("longest", "shortest"), ("highest", "lowest"), ("highest", "lowest"))
     for (name, words), names in zip(SEARCHED.items(), ends, strict=True):
         what = "training" if name == "epochs" else words
@@ -267,6 +268,21 @@ def on_search(study: Study, trials: Sequence[Trial]) -> list[str]:
                     f"Best at the {extreme} {what} that was tried, so {further} may be better: {'; '.join(found)}."
                 )
     return says
+
+
+def _on_lengths_alike(trials: Sequence[Trial]) -> list[str]:
+    """Where methods got other lengths, though one of them could as well have that of the other."""
+    alike, found = lengths_alike(trials), []
+    for (method, condition), (kept, *others) in alike.items():
+        theirs = {lengths[0] for (_, where), lengths in alike.items() if where == condition}
+        if same := sorted(theirs & set(others)):
+            found.append(f"{method} ({condition}, {kept} not told from {', '.join(map(str, same))})")
+    if not found:
+        return []
+    return [
+        "Methods differ in length where held-out images, by two standard errors, do not tell what one kept from "
+        f"what another did, so that their differences may be those of length: {'; '.join(found)}."
+    ]
 
 
 # What answers are worth, counted in members of a deep ensemble of standard classifiers

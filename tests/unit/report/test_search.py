@@ -81,6 +81,26 @@ def test_it_says_what_trials_differ_in_and_whose_best_lay_at_the_end_of_what_was
     assert f"DiDiCM, score ({HARD}" not in highest  # whose best has the usual rate
 
 
+def test_it_says_where_methods_differ_in_length_by_chance(study, trials):
+    """The standard classifier kept 30 epochs and DiDiCM 60, which both tried; only one of them can tell."""
+
+    def tried(method, means):
+        for number, (epochs, mean) in enumerate(means):
+            losses = tuple(mean + 0.1 * (-1) ** (k >> number) for k in range(16))
+            settings = {**trials[0].settings, "optimizer.lr": 0.005, "epochs": epochs}
+            yield replace(trials[0], method=method, number=number, settings=settings, losses=losses,
+                          metrics={"cls/NLL": mean}, key=f"{method}-{number}")  # fmt: skip
+
+    ours = [*tried("DiDiCM, score", [(30, 2.0), (60, 1.5)])]
+    (told,) = [
+        x for x in on_search(study, [*tried("standard", [(30, 1.50), (60, 1.501)]), *ours]) if "length wh" in x
+    ]
+    assert told.endswith(f"may be those of length: standard ({EASY}, 30 not told from 60).")
+    clear = on_search(study, [*tried("standard", [(30, 1.5), (60, 1.6)]), *ours])
+    same = on_search(study, [*tried("standard", [(30, 1.501), (60, 1.5)]), *ours])
+    assert not [x for x in (*clear, *same) if "length wh" in x]
+
+
 def test_a_search_of_one_trial_or_without_weight_decay_is_told_too(study, trials):
     (only,) = on_search(replace(study, tune=1), [trial for trial in trials if trial.number == 0])
     assert only.endswith(
