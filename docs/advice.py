@@ -91,8 +91,8 @@ DEFAULTS = (  # recipe, setting, what the study showed, the study
 def write_choice(asked: list[Compared]) -> Iterator[str]:
     """What to use by the images one has, as a table, and what it follows from."""
     yield (
-        "| your images | use | NLL, T of a standard classifier, by strong augmentation | its training, relative | "
-        f"{' | '.join(f'DiDiCM, {augmentation}' for augmentation in TUNED)} |"
+        "| your images | use | NLL, T by strong augmentation | its training, relative | "
+        f"{' | '.join(f'DiDiCM ahead / level / behind, {a}' for a in TUNED)} |"
     )
     yield "|---|---|---:|---:|" + "---:|" * len(TUNED)
     for group, belongs in GROUPS.items():
@@ -103,22 +103,22 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
         better = [a for a, first in zip(TUNED, (min(changes) > 0, max(changes) < 0), strict=True) if first]
         which = better[0] if better else "try both augmentations"
         if better == [CROPS] and max(prices) < 1:
-            which += "; strong augmentation was not trained for as long"
+            which += " (strong augmentation had shorter training)"
         data = " and ".join(dict.fromkeys(crops.data for crops, _ in pairs))
         cells = [
             f"**{_choose_method(here, better or list(TUNED))}, {which}**",
-            f"{signed(changes)} ({count(len(changes), 'condition')} of {data})",
+            f"{signed(changes)} ({len(changes)})",
             spread(prices),
             *map(_count_signs, here.values()),
         ]
-        yield f"| {group} | {' | '.join(cells)} |"
+        yield f"| {group} ({data}) | {' | '.join(cells)} |"
     yield (
         "\n*Strong augmentation* is RandAugment, Mixup and CutMix, for images that stay in their class when they "
-        "are distorted and mixed. It pays in longer training: the fourth column has the multiply-adds of the "
-        "lengths that were chosen, relative to those with crops and flips. Where images "
+        "are distorted and mixed. The third column is what it changes for a standard classifier, with the "
+        "number of conditions; the fourth its multiply-adds of training, beside crops and flips. Where images "
         "[get worse](#7-what-if-images-get-worse-than-those-of-training) than those of training, it helps by far "
-        "more than here. The last columns count conditions in which one call of DiDiCM, which costs "
-        f"{spread([x.inference for x in asked])} times the multiply-adds, is ahead of, level with or behind the "
+        "more than here. The last columns count where one call of DiDiCM, which costs "
+        f"{spread([x.inference for x in asked])} times the multiply-adds, is ahead of, level with and behind the "
         f"standard classifier; of {len(asked)}, one or two would be ahead by chance alone, and as many behind. "
         "Where neither method is better, the table says to use the standard classifier, which is simpler.\n"
     )
@@ -138,7 +138,7 @@ def _same_border(here: Mapping[str, list[Compared]]) -> list[tuple[Compared, Com
 
 def _count_signs(found: list[Compared]) -> str:
     ahead = [x.ahead for x in found]
-    return f"{ahead.count(1)} ahead, {ahead.count(0)} level, {ahead.count(-1)} behind"
+    return f"{ahead.count(1)} / {ahead.count(0)} / {ahead.count(-1)}"
 
 
 def _choose_method(here: Mapping[str, list[Compared]], augmentations: list[str]) -> str:

@@ -117,7 +117,7 @@ ORDER = (
 HEAD = """# Results
 
 Which method to use, what each question gave, and a page for every [study](#all-studies) with its tables, figures
-and the command that repeats it. All of it is generated from the results stored beside the pages. The networks are
+and the command for it. All of it is generated from the results stored beside the pages. The networks are
 small and so are the images, 7 to 32 pixels; nothing was trained on ImageNet. The paper's own numbers stand on the
 pages of its studies, such as [the main one](results/main-cpu/README.md): what can be compared is who is ahead, and
 whether the lead grows where images are less informative.

@@ -130,7 +130,7 @@ def lengths_alike(trials: Iterable[Trial]) -> dict[tuple[str, Condition], list[i
             own.setdefault(int(trial.settings["epochs"]), trial)
     for kind, best in choose(combined).items():
         epochs = int(best.settings["epochs"])
-        kept = tried[kind].pop(epochs)
+        kept = tried[kind].pop(epochs, best)  # an older search may vary all at once
         found[kind] = [epochs, *(x for x, other in tried[kind].items() if not _clearly_better(kept, other))]
     return found
 
