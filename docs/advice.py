@@ -125,6 +125,7 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
     yield _on_price(asked)
     yield from _on_equal_lengths()
     yield _on_all(asked)
+    yield from _on_lengths()
     yield _on_more_calls()
     yield f"\n{COMMANDS}"
 
@@ -316,7 +317,6 @@ def write_findings(asked: list[Compared]) -> Iterator[str]:
     yield from _on_backbones()
     yield from _on_temperature(asked)
     yield from _on_confidence()
-    yield from _on_lengths()
     yield from _on_rates()
     yield from _on_holdouts()
     yield from _on_batches()
@@ -485,11 +485,11 @@ def _on_lengths() -> Iterator[str]:
             for e, b in zip(entries, same, strict=True)
         ]
         changes.append((condition, gaps))
-    few, *more = changes
+    *more, few = sorted(changes, key=lambda found: -found[0].fraction)
     yield (
-        "- **With strong augmentation, train long if there are 50 images per class or more.** Held-out images "
-        f"choose {'; '.join(told)} epochs, where recipe `few` has {load_recipe('few').epochs}. Beside a search "
-        "that ends at twice the usual length, the NLL, T of both methods changes by "
+        "- **With strong augmentation, train long if there are 50 images per class or more** (`--epochs`): "
+        f"held-out images choose, in epochs, {'; '.join(told)}, where recipe `few` has "
+        f"{load_recipe('few').epochs}. Beside a search that ends at twice the usual length, the NLL, T of both methods changes by "
         f"{signed([gap.mean for _, gaps in more for gap in gaps])} there, and by "
         f"{signed([gap.mean for gap in few[1]])} with {_per_class([few[0]])} ({link('lengths-strong-cpu')})."
     )
