@@ -489,7 +489,8 @@ def _on_lengths() -> Iterator[str]:
     yield (
         "- **With strong augmentation, train long if there are 50 images per class or more** (`--epochs`): "
         f"held-out images choose, in epochs, {'; '.join(told)}, where recipe `few` has "
-        f"{load_recipe('few').epochs}. Beside a search that ends at twice the usual length, the NLL, T of both methods changes by "
+        f"{load_recipe('few').epochs}. Beside a search that ends at twice the usual length, the NLL, T of both "
+        "methods changes by "
         f"{signed([gap.mean for _, gaps in more for gap in gaps])} there, and by "
         f"{signed([gap.mean for gap in few[1]])} with {_per_class([few[0]])} ({link('lengths-strong-cpu')})."
     )
