@@ -498,7 +498,7 @@ def _on_lengths() -> Iterator[str]:
 
 def _on_rates() -> Iterator[str]:
     """What a length of its own is worth to a method, and what learning rate and weight decay add to that."""
-    by_length, by_rates = [], []
+    by_length, by_rates, kept = [], [], 0
     for name in sorted(path.name for path in FOLDER.iterdir() if (path / "trials.jsonl").exists()):
         trials = combine(read_trials(FOLDER / name))
         for kind in dict.fromkeys((t.method, t.condition) for t in trials):
@@ -509,6 +509,7 @@ def _on_rates() -> Iterator[str]:
             if len(lengths) < len(own):
                 by_length.append(start.nll - min(lengths))
                 by_rates.append(min(lengths) - min(t.nll for t in own))
+                kept += rates.items() <= chosen_trials(name)[kind].settings.items()
     if by_rates:
         more = "less" if fmean(by_rates) < fmean(by_length) else "no less"
         yield (
@@ -516,7 +517,7 @@ def _on_rates() -> Iterator[str]:
             f"lengths lowered the NLL by {fmean(by_length):.3f} in the mean, learning rate and weight decay by "
             f"another {fmean(by_rates):.3f} ({len(by_rates)} searches, judged by the images that chose). `--tune` "
             "keeps them unless others are better by more than two standard errors, as few held-out images choose "
-            "by chance."
+            f"by chance: so it did in {kept} of these searches."
         )
 
 
