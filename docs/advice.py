@@ -97,14 +97,14 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
     yield "|---|---|---:|---:|" + "---:|" * len(TUNED)
     for group, belongs in GROUPS.items():
         here = {a: [x for x in asked if x.augmentation == a and belongs(x)] for a in TUNED}
-        pairs = _same_border(here)
+        pairs, shorter = _same_border(here)
         changes = [strong.gaps[SCALED_NLL].theirs - crops.gaps[SCALED_NLL].theirs for crops, strong in pairs]
         prices = [strong.costs[1] / crops.costs[1] for crops, strong in pairs if crops.costs and strong.costs]
         better = [a for a, first in zip(TUNED, (min(changes) > 0, max(changes) < 0), strict=True) if first]
         which = better[0] if better else "try both augmentations"
-        if better == [CROPS] and max(prices) < 1:
+        if shorter:
             which += " (strong augmentation had shorter training)"
-        data = " and ".join(dict.fromkeys(crops.data for crops, _ in pairs))
+        data = ", ".join(dict.fromkeys(crops.data for crops, _ in pairs))
         cells = [
             f"**{_choose_method(here, better or list(TUNED))}, {which}**",
             f"{signed(changes)} ({len(changes)})",
@@ -115,7 +115,8 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
     yield (
         "\n*Strong augmentation* is RandAugment, Mixup and CutMix, for images that stay in their class when they "
         "are distorted and mixed. The third column is what it changes for a standard classifier, with the "
-        "number of conditions; the fourth its multiply-adds of training, beside crops and flips. Where images "
+        "number of conditions where it was trained for as long as crops and flips; the fourth its multiply-adds "
+        "of training, beside theirs. Where images "
         "[get worse](#7-what-if-images-get-worse-than-those-of-training) than those of training, it helps by far "
         "more than here. The last columns count where one call of DiDiCM, which costs "
         f"{spread([x.inference for x in asked])} times the multiply-adds, is ahead of, level with and behind the "
@@ -130,11 +131,16 @@ def write_choice(asked: list[Compared]) -> Iterator[str]:
     yield f"\n{COMMANDS}"
 
 
-def _same_border(here: Mapping[str, list[Compared]]) -> list[tuple[Compared, Compared]]:
-    """Conditions with both augmentations, where both show the same border."""
+def _same_border(here: Mapping[str, list[Compared]]) -> tuple[list[tuple[Compared, Compared]], bool]:
+    """Conditions with both augmentations and the same border, where strong augmentation was trained for as long.
+
+    Where it never was, those where it was not, which is told.
+    """
     strong = {x.place: x for x in here[STRONG]}
     pairs = [(x, strong[x.place]) for x in here[CROPS] if x.place in strong]
-    return [(crops, found) for crops, found in pairs if crops.shows_black == found.shows_black]
+    pairs = [(crops, found) for crops, found in pairs if crops.shows_black == found.shows_black]
+    as_long = [(c, s) for c, s in pairs if c.costs is None or s.costs is None or s.costs[1] >= c.costs[1]]
+    return as_long or pairs, not as_long
 
 
 def _count_signs(found: list[Compared]) -> str:
