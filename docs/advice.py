@@ -588,7 +588,8 @@ def _on_strong_batches() -> str:
         return ""
     rows, told = stored[1], []
     for condition, side in product(rows.conditions(), (True, False)):
-        here = [e for e in rows.select(condition=condition).entries() if e.method.baseline == side]
+        entries = rows.select(condition=condition).entries()
+        here = [e for e in entries if e.method.baseline == side and e.sampler == ONE_CALL]
         full, half = sorted(here, key=lambda e: -e.method.settings["batch_size"])
         gap = rows.select(half, condition).minus(rows.select(full, condition), SCALED_NLL)
         who = "the standard classifier" if side else "DiDiCM"

@@ -52,7 +52,7 @@ VIEWED = {  # those with several augmented views of each image, too
         "labels-cpu",
         "noise-cpu",
     ),
-    STRONG: ("lengths-strong-cpu", "batches-strong-cpu"),
+    STRONG: ("lengths-strong-cpu",),
 }
 BLACK = "black"  # how variants end that say what the border is worth
 DATA = {
