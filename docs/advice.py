@@ -63,6 +63,7 @@ recipe `few`, for DiDiCM also `--mask 0.5`; `didicm compare` without `--recipe f
 from [a pretrained backbone](guides/few-images.md). Terms are explained in [the mathematics](maths.md) and in
 [reading the report](guides/compare.md#reading-the-report).
 """
+EQUAL = "equal-strong-cpu"  # with strong augmentation and 200 images per class
 DEFAULTS = (  # recipe, setting, what the study showed, the study
     ("few", "model_args.layout", "better than the paper's blocks", "fair-cpu"),
     ("few", "model_args.parameterization", "its steps work in every training", "parameterization-cpu"),
@@ -176,44 +177,51 @@ def _on_price(asked: list[Compared]) -> str:
     longer = [x for x in asked if x.training and x.training > ALIKE]
     signs, ahead = [x.ahead for x in longer], [x for x in asked if x.ahead > 0]
     by_nll = sum(x.gaps[SCALED_NLL].sign > 0 for x in ahead)
-    alone = sum(_by_chance(x) for x in longer)
+    by_chance = [told for x in longer if (told := _by_chance(x)) is not None]
     return (
         "- **By the cost of training**: where DiDiCM's, at the lengths that were chosen, takes at most "
         f"{ALIKE} times the multiply-adds, it is ahead in {alike.count(1)} and behind in {alike.count(-1)} of "
         f"{len(alike)} conditions; where it takes {spread([x.training for x in longer])} times as many, ahead in "
-        f"{signs.count(1)} and behind in {signs.count(-1)} of {len(longer)}; in {alone} of these, two standard "
-        "errors of the held-out NLL do not tell the lengths of both apart. Of the "
+        f"{signs.count(1)} and behind in {signs.count(-1)} of {len(longer)}; two standard errors of the "
+        f"held-out NLL do not tell the lengths of both apart in {sum(by_chance)} of these"
+        f"{'' if len(by_chance) == len(longer) else f', of {len(by_chance)} whose trials can say'}. Of the "
         f"{len(ahead)} where it is ahead, {by_nll} are by NLL, T and the others by top-1 alone."
     )
 
 
-def _by_chance(x: Compared) -> bool:
-    """Whether held-out images do not tell the length of one side from that of the other."""
+def _by_chance(x: Compared) -> bool | None:
+    """Whether held-out images do not tell the lengths of both sides apart; None where trials cannot say."""
     alike = lengths_alike(read_trials(FOLDER / x.study))
-    ours, theirs = (alike[str(entry.method), x.condition] for entry in (x.entry, x.best))
+    kinds = [(str(entry.method), x.condition) for entry in (x.entry, x.best)]
+    if not all(kind in alike for kind in kinds):
+        return None
+    ours, theirs = (alike[kind] for kind in kinds)
     return ours[0] in theirs or theirs[0] in ours
 
 
 def _on_equal_lengths() -> Iterator[str]:
     """Who is ahead where lengths are not chosen, but given, and the same."""
-    if (stored := read_study("equal-strong-cpu")) is None:
-        return
-    rows = stored[1]
+    found = compare_lengths()
+    told = [f"{gap} with {ours} epochs beside {theirs}" for (ours, theirs), gap in found.items()]
+    yield (
+        "- **At equal lengths**, with strong augmentation and 200 images per class, the NLL, T and top-1 of one "
+        f"call of DiDiCM minus the standard classifier's are {'; '.join(told)}, as held-out images choose "
+        f"({link(EQUAL)})."
+    )
+
+
+def compare_lengths() -> dict[tuple[int, int], str]:
+    """DiDiCM minus the standard classifier by the epochs of each: equal ones, then those of a search."""
+    rows = read_study(EQUAL)[1]
     once = {(e.method.baseline, e.method.settings["epochs"]): e for e in rows.entries() if e.sampler == ONE_CALL}
     lengths = sorted({epochs for _, epochs in once})
-    told = []
-    for ours, theirs in [(epochs, epochs) for epochs in lengths] + [(lengths[-1], lengths[0])]:
-        pair = rows.select(once[False, ours]), rows.select(once[True, theirs])
-        nll, top1 = (pair[0].minus(pair[1], metric) for metric in (SCALED_NLL, TOP1))
-        told.append(
-            f"{signed([nll.mean])} ± {nll.half:.3f} and {TOP1.text(top1.mean, '+')} ± {TOP1.text(top1.half)} "
-            f"points with {ours} epochs beside {theirs}"
-        )
-    yield (
-        f"- **At equal lengths**, with strong augmentation and {_per_class(rows.conditions())}, the NLL, T and "
-        f"top-1 of one call of DiDiCM minus the standard classifier's are {'; '.join(told)}, as held-out images "
-        f"choose ({link('equal-strong-cpu')})."
-    )
+    found = {}
+    for pair in [(epochs, epochs) for epochs in lengths] + [(lengths[-1], lengths[0])]:
+        ours, theirs = (rows.select(once[key]) for key in zip((False, True), pair, strict=True))
+        gaps = [(metric, ours.minus(theirs, metric)) for metric in (SCALED_NLL, TOP1)]
+        nll, top1 = (f"{metric.text(gap.mean, '+')} ± {metric.text(gap.half)}" for metric, gap in gaps)
+        found[pair] = f"{nll} and {top1} points"
+    return found
 
 
 def _on_more_calls() -> str:

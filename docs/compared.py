@@ -139,11 +139,7 @@ def compare_all(views: bool = False) -> list[Compared]:
     found: dict[tuple[str, str, str], Compared] = {}  # of the first study that has it
     for augmentation, names in (VIEWED if views else TUNED).items():
         for name in names:
-            if (stored := read_study(name)) is None:
-                continue
-            plan, rows = stored
-            kept = Rows(r for r in rows if (r.views > 1) == views and not r.method.variant.endswith(BLACK))
-            for x in _compare(plan, augmentation, kept):
+            for x in _compare_study(name, augmentation, views):
                 found.setdefault((augmentation, x.place, x.entry.sampler), x)
     data = list(dict.fromkeys(DATA.values()))
 
@@ -153,7 +149,12 @@ def compare_all(views: bool = False) -> list[Compared]:
     return sorted(found.values(), key=order)
 
 
-def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
+def _compare_study(name: str, augmentation: str, views: bool = False) -> Iterator[Compared]:
+    """DiDiCM under every condition of a tuned study that was taken over."""
+    if (stored := read_study(name)) is None:
+        return
+    plan, rows = stored
+    rows = Rows(row for row in rows if (row.views > 1) == views and not row.method.variant.endswith(BLACK))
     for condition in rows.conditions():
         here = rows.select(condition=condition)
         theirs = [e for e in here.entries() if e.method.baseline and e.method.members == 1]
@@ -173,7 +174,6 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
             # A study that was run in parts has stored the settings of its last part alone.
             same = [plan.settings.get(f"{ours.method}, {x}") for x in (condition, *rows.conditions())]
             settings = next(x for x in same if x is not None)
-            network = settings["model_args"]
             yield Compared(
                 plan.study.name,
                 augmentation,
@@ -182,7 +182,7 @@ def _compare(plan: Plan, augmentation: str, rows: Rows) -> Iterator[Compared]:
                 ours,
                 best,
                 settings.get("augment.pad_mode", BLACK) == BLACK,  # as all did before it was a setting
-                network.get("parameterization", "score") == "score",
+                settings["model_args"].get("parameterization", "score") == "score",
                 gaps,
                 scaled - nll,
                 here.cost_ratio(ours, best),
@@ -210,11 +210,7 @@ def chosen_trials(study: str) -> dict[tuple[str, Condition], Trial]:
 def of_study(name: str) -> list[Compared]:
     """One call of DiDiCM under every condition of a tuned study."""
     augmentation = next((a for a, names in TUNED.items() if name in names), None)
-    if augmentation is None or (stored := read_study(name)) is None:
-        return []
-    plan, rows = stored
-    kept = Rows(row for row in rows if row.views <= 1 and not row.method.variant.endswith(BLACK))
-    return one_call(list(_compare(plan, augmentation, kept)))
+    return one_call(list(_compare_study(name, augmentation))) if augmentation else []
 
 
 def ends_longest(x: Compared, entry: Entry) -> bool | None:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -128,6 +130,7 @@ def test_draws_of_held_out_images_are_of_a_search(tmp_path, works, fails):
     assert "--holdouts repeats the trials of a search: give --tune" in fails("compare", *TINY, "--holdouts=2", out)
     shown = works("compare", *TINY, "--methods=standard", "--tune=4", "--holdouts=2", "--dry-run", out).out
     assert "(up to 4 trials of each kind, 2 draws of held-out images each), then 3 trainings" in shown
+    assert re.search(r"GB on disk if the search keeps these epochs, [\w ]+ if longer is always better\n", shown)
     study = tmp_path / "mine.yaml"
     study.write_text("{title: Mine, question: Why, layout: comparison, holdouts: 2, methods: [{name: DiDiCM}]}")
     asked = ["study", str(study), "--data=fashion-mini", "--dry-run", out]

@@ -215,7 +215,8 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
     speed = options.tflops or usual_tflops()
     at_once = min(options.jobs, max(len(runs), len(trials)))
     executor_of(runs, out, options.executor, at_once, options.cluster, console)
-    costs = forecast({**runs, **trials})
+    most = at_most(runs, study.tune, holdouts=study.holdouts) if trials else {}
+    costs = forecast({**runs, **trials, **most})
     kinds = {(str(run.method), run.condition): (run, costs[key]) for key, run in runs.items()}
     columns = ("method", "condition", "epochs", "M parameters", "M multiply-adds", "time", "memory, MB")
     table = Table(*columns, box=None, pad_edge=False)
@@ -227,18 +228,16 @@ def show_plan(study: Study, out: Path, options: StudyOptions, console: Console, 
     (console if console.is_terminal else SafeConsole(width=160)).print(table)
     names = "; ".join(spec.name for spec in study.samplers) or "as in its recipe"
     precision = next(iter(runs.values())).config.run.precision
-    seconds, disk = sum(need.seconds(speed) for need in costs.values()), sum(need.disk for need in costs.values())
+    foreseen = [costs[key] for key in {**runs, **trials}]
+    seconds, disk = sum(need.seconds(speed) for need in foreseen), sum(need.disk for need in foreseen)
     search = (
         f"{count(len(trials), 'training')} of the search (up to {study.tune} trials of each kind"
         f"{f', {study.holdouts} draws of held-out images each' if study.holdouts > 1 else ''}), then "
         if trials
         else ""
     )
-    length = ""
-    if trials:
-        most = forecast(at_most(runs, study.tune, holdouts=study.holdouts)).values()
-        longest = duration(sum(need.seconds(speed) for need in most))
-        length = f" if the search keeps these epochs, {longest} if longer is always better"
+    longest = duration(sum(costs[key].seconds(speed) for key in most))
+    length = f" if the search keeps these epochs, {longest} if longer is always better" if most else ""
     devices = options.devices * at_once
     notes = [f"{seconds / 3600:,.0f} device-hours"] if seconds >= 3600 else []  # as clusters count
     notes += [f"at best {duration(seconds / devices)} on {devices} devices"] if devices > 1 else []

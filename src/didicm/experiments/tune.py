@@ -81,10 +81,7 @@ def trials_of(
     Without `done` all rounds, as if every method were best as it is: a forecast of what they take.
     """
     found = None if done is None else {trial.key: trial for trial in done}
-    trials: dict[str, Run] = {}
-    for trial in _search(runs, count, found, holdouts):
-        trials.setdefault(trial.key, trial)  # methods share what is the same training, such as an ensemble's first
-    return trials
+    return _by_key(_search(runs, count, found, holdouts))
 
 
 def at_most(runs: Mapping[str, Run], count: int, *, holdouts: int = 1) -> dict[str, Run]:
@@ -93,10 +90,16 @@ def at_most(runs: Mapping[str, Run], count: int, *, holdouts: int = 1) -> dict[s
     epochs: dict[tuple[str, Condition], int] = {}
     for trial in trials:
         epochs[trial.kind] = max(epochs.get(trial.kind, 0), trial.config.epochs)
-    once: dict[str, Run] = {}
-    for trial in trials:
-        once.setdefault(trial.key, trial)
-    return once | {key: _changed(run, {"epochs": epochs[run.kind]}) for key, run in runs.items()}
+    longest = (_changed(run, {"epochs": epochs[run.kind]}) for run in runs.values())
+    return _by_key([*trials, *longest])
+
+
+def _by_key(runs: Iterable[Run]) -> dict[str, Run]:
+    """Each once: methods share what is the same training, such as an ensemble's first."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        found.setdefault(run.key, run)
+    return found
 
 
 def later_rounds(
@@ -120,17 +123,18 @@ def choose(trials: Iterable[Trial]) -> dict[tuple[str, Condition], Trial]:
 def lengths_alike(trials: Iterable[Trial]) -> dict[tuple[str, Condition], list[int]]:
     """By method and condition, lengths that held-out images do not tell from the one that the search kept.
 
-    The kept one is first; two standard errors of the difference would tell them apart.
+    The kept one is first; two standard errors of the difference would tell them apart. Trials of an earlier
+    version, which have no losses, cannot say, and are left out.
     """
+    combined = [trial for trial in combine(trials) if trial.losses or trial.metrics is None]
     tried: dict[tuple[str, Condition], dict[int, Trial]] = {}
-    combined, found = combine(trials), {}
     for trial in sorted(combined, key=lambda trial: trial.number):
         if trial.number < sum(LENGTHS):  # which differ in nothing else
             own = tried.setdefault((trial.method, trial.condition), {})
             own.setdefault(int(trial.settings["epochs"]), trial)
+    found = {}
     for kind, best in choose(combined).items():
-        epochs = int(best.settings["epochs"])
-        kept = tried[kind].pop(epochs, best)  # an older search may vary all at once
+        kept = tried[kind].pop(epochs := int(best.settings["epochs"]))
         found[kind] = [epochs, *(x for x, other in tried[kind].items() if not _clearly_better(kept, other))]
     return found
 
